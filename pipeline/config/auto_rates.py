@@ -16,8 +16,9 @@ FAR = 10.0
 
 def table_rate(config: RunConfig, section: StageSection, num_parameters: int) -> float:
     """Return the table's rate for what the stage trains: the whole model, or adapters of it."""
-    # A reward model trains all weights of a copy.
-    return learning_rate(section.learns, num_parameters, config.train.lora is not None and section.learns != "ranks")
+    # A reward model trains all weights of a copy, unless the base is quantised.
+    is_whole = section.learns == "ranks" and config.model.quantize is None
+    return learning_rate(section.learns, num_parameters, config.train.lora is not None and not is_whole)
 
 
 def leaves_rates_open(config: RunConfig) -> bool:

@@ -29,8 +29,8 @@ def _against(recipe: Recipe) -> Iterator[str]:
     for stage in recipe.stages:
         section = recipe.section_of(stage)
         where = f" with stage {stage.name!r}"
-        if section.learns == "ranks":
-            yield f"{where}, whose model trains all weights of a copy; drop model.quantize"
+        if section.learns == "ranks" and train.backend == "fsdp":
+            yield f"{where}, whose model train.backend=fsdp divides as numbers; set train.backend: torch"
         if isinstance(section, RlConfig) and (critic := parts_of(section).critic) is not None and not critic.shared:
             yield (
                 f"{where}, whose critic trains all weights of a copy; set rl.algorithm.critic_shared: true, or take an "

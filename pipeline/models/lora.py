@@ -226,13 +226,16 @@ class Adapted:
         for name, full in self.factors(whole):
             if is_first:
                 tensors[name] = full.cpu().contiguous().clone()
-        if not is_first:
-            return
+        if is_first:
+            self.write(folder, self.config, tensors)
+
+    def write(self, folder: Path, config: Any, tensors: dict[str, Tensor]) -> None:
+        """Write adapters of this base into `folder/adapter`, with the configuration that peft reads them by."""
         from safetensors.torch import save_file
 
         place = folder / FOLDER
         place.mkdir(parents=True)
-        self.config.save_pretrained(place)
+        config.save_pretrained(place)
         save_file(tensors, place / WEIGHTS)
         (place / "base.json").write_text(json.dumps({"fingerprint": self.base}))
 
@@ -246,8 +249,8 @@ class Adapted:
                 )
 
     @torch.no_grad()
-    def load(self, folder: Path) -> None:
-        """Restore what `save` wrote into the policy.
+    def load(self, folder: Path, model: Any = None) -> None:
+        """Restore what `save` or `write` wrote into the policy, or into `model`, which has the same base.
 
         Raises: CheckpointError if the base is another one, or adapters do not fit.
         """
@@ -256,7 +259,7 @@ class Adapted:
         self.check_base(folder)
         with boundary(CheckpointError, f"the adapters of {folder} do not fit the policy"):
             tensors = load_file(folder / FOLDER / WEIGHTS)
-            for name, p in trained_by_saved_name(self.model).items():
+            for name, p in trained_by_saved_name(self.model if model is None else model).items():
                 p.copy_(tensors[name])
 
 

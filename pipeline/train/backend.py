@@ -29,6 +29,7 @@ from verizero.pipeline.train.critic import CRITIC, Critic, load_backbone, no_cri
 from verizero.pipeline.train.ranks import ALONE, Ranks
 from verizero.pipeline.train.reward_model import (
     NORM,
+    AdaptedRewardModel,
     RewardModel,
     classifier_in,
     no_reward_model_message,
@@ -141,12 +142,17 @@ class Backend:
     ) -> RewardModel:
         """Return an untrained reward model on the policy's blocks, or the one saved in `folder`.
 
-        `start`: a Hugging Face folder whose classifier is continued with a fresh optimiser.
-        Raises: ConfigError if transformers has no such classifier; CheckpointError.
+        `start`: a Hugging Face folder whose classifier is continued with a fresh optimiser. On a quantised base that is
+        whole, adapters of its own train. Raises: ConfigError if transformers has no such classifier; CheckpointError.
         """
+        made: RewardModel
         how = optimizer, total_steps, self.train_config
         what = no_reward_model_message(self.model)
-        if self.policy.divides_classifiers:
+        if self.adapted is not None and self.adapted.is_quantized and self._is_torchs:
+            made = on_bits = AdaptedRewardModel(self.adapted, *how)
+            if start is not None:
+                on_bits.take(start)
+        elif self.policy.divides_classifiers:
             made = RewardModel(self._classifier("SequenceClassification", NORM, what), *how)
             if start is not None:
                 made.trained.take(classifier_in(start))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from itertools import accumulate, islice
@@ -12,14 +13,19 @@ import torch
 from torch import Tensor
 
 from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
-from verizero.pipeline.errors import CheckpointError, NonFiniteError, boundary
+from verizero.pipeline.errors import CheckpointError, ConfigError, NonFiniteError, boundary
 from verizero.pipeline.models.complete import loaded
+from verizero.pipeline.models.load import save_folder
+from verizero.pipeline.models.lora import Adapted, trained_by_saved_name
 from verizero.pipeline.models.proof import packs
 from verizero.pipeline.models.runs import Runs, moved, states
-from verizero.pipeline.models.scalar_head import score_of
+from verizero.pipeline.models.saved_names import on_meta
+from verizero.pipeline.models.scalar_head import of_one_label, score_of
 from verizero.pipeline.models.widths import padded_width
 from verizero.pipeline.rl.bradley_terry import bradley_terry_loss, calibration_error, pair_accuracy
 from verizero.pipeline.train.collate import micro_batches, padded_ids, sizes_of
+from verizero.pipeline.train.ranks import ALONE
+from verizero.pipeline.train.torch_trained import TorchTrained
 from verizero.pipeline.train.trained import Trained
 from verizero.pipeline.train.trees import packed_paths, tree_metrics
 from verizero.pipeline.types import Path as RowPath
@@ -77,7 +83,7 @@ class RewardModel:
 
     def save(self, folder: Path, tokenizer: Any, is_first: bool = True) -> None:
         """Write weights and optimiser into `folder`; every rank must call it."""
-        self.write(folder / "model", tokenizer, is_first)
+        self._write_weights(folder, tokenizer, is_first)
         if is_first or self.trained.is_divided:
             self.trained.write(folder, {}, {}, in_background=False)
 
@@ -92,6 +98,9 @@ class RewardModel:
             model.save_pretrained(folder)
         if is_first:
             tokenizer.save_pretrained(folder)
+
+    def _write_weights(self, folder: Path, tokenizer: Any, is_first: bool) -> None:
+        self.write(folder / "model", tokenizer, is_first)
 
     def can_pack(self) -> bool:
         """True if the model computes packed rows exactly, tried on its weights. Every rank must call it."""
@@ -222,6 +231,51 @@ class RewardModel:
         return rewards[: len(own)], rewards[len(own) :]
 
 
+class AdaptedRewardModel(RewardModel):
+    """A classifier that begins with the policy's adapters, and whose base takes no memory of its own."""
+
+    def __init__(self, adapted: Adapted, optimizer: OptimizerConfig, total_steps: int, train: TrainConfig) -> None:
+        """Raises: ConfigError if transformers has no sequence classifier of this architecture."""
+        self.adapted = adapted
+        self._copied = adapted.trainable_copy()
+        trained = TorchTrained(_classifier_around(self._copied), NORM, ALONE)
+        super().__init__(trained, optimizer, total_steps, train)
+
+    def take(self, folder: Path) -> None:
+        """Set adapters and head to those that `write` wrote; the optimiser is fresh. Raises: CheckpointError."""
+        self.adapted.load(folder, self.model)
+        assert self.trained.config is not None
+        self.trained.start(self.trained.config, self.trained.total_steps)
+
+    def load(self, folder: Path) -> None:
+        """Restore what `save` wrote. Raises: CheckpointError."""
+        self.take(folder)
+        super().load(folder)
+
+    def _write_weights(self, folder: Path, tokenizer: Any, is_first: bool) -> None:
+        """Write adapters and head, and no base."""
+        if is_first:
+            self._write_adapters(folder)
+
+    def write(self, folder: Path, tokenizer: Any, is_first: bool = True) -> None:
+        """Write the model as a Hugging Face folder of plain numbers, with the adapters in its `adapter/`."""
+        if not is_first:
+            return
+        model = _classifier_around(self.adapted.plain_model(self._copied, device=torch.device("cpu")))
+        score_of(model).load_state_dict(score_of(self.model).state_dict())
+        save_folder(model, tokenizer, folder)
+        self._write_adapters(folder)
+
+    def _write_adapters(self, folder: Path) -> None:
+        """Write adapters and head as peft saves those of a classifier."""
+        config = copy.copy(self.adapted.config)
+        head = score_of(self.model)
+        config.task_type = "SEQ_CLS"
+        config.modules_to_save = [name for name, module in self.model.named_children() if module is head]
+        tensors = {n: p.detach().cpu().contiguous().clone() for n, p in trained_by_saved_name(self.model).items()}
+        self.adapted.write(folder, config, tensors)
+
+
 def classifier_in(folder: Path) -> Any:
     """Return the sequence classifier of a Hugging Face folder. Raises: CheckpointError if it does not load."""
     import transformers
@@ -245,3 +299,22 @@ def _places(examples: Sequence[Example]) -> list[range]:
 def _joined(places: Sequence[range], indices: Sequence[int]) -> Tensor:
     """Return the indices of the margins of those examples, in order."""
     return torch.tensor([place for i in indices for place in places[i]])
+
+
+def _classifier_around(policy: Any) -> Any:
+    """Return a classifier of one label with the policy's very blocks, and a head of zeros."""
+    import transformers
+
+    with boundary(ConfigError, no_reward_model_message(policy)):
+        maker = transformers.AutoModelForSequenceClassification
+        model = on_meta(maker, of_one_label(policy.config), policy.dtype)
+    blocks = policy.base_model
+    for module in blocks.modules():
+        if getattr(module, "config", None) is policy.config:
+            module.config = model.config  # one for all, since packed rows set the attention there
+    setattr(model, model.base_model_prefix, blocks)
+    head = score_of(model).to_empty(device=policy.device)
+    with torch.no_grad():
+        for p in head.parameters():
+            p.zero_()
+    return model

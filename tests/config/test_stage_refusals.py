@@ -92,7 +92,7 @@ OF_SECTIONS: list[tuple[list[Any], dict[str, Any], list[str]]] = [
         for stages, changes, words in (
             (["rl"], {"train": {"lora": None}}, ["model.quantize=nf4", "train.lora: {rank: 16}"]),
             (["rl"], {"train": {"backend": "deepspeed", "zero": 1}}, ["train.lora", "train.backend: fsdp"]),
-            (["reward_model"], {}, ["stage 'reward_model'", "drop model.quantize"]),
+            (["reward_model"], {"train": {"backend": "fsdp"}}, ["stage 'reward_model'", "train.backend: torch"]),
             (["rl"], {"rl": {"algorithm": {"name": "ppo", "num_minibatches": 1}}}, ["critic_shared: true"]),
             (["sft", "distill"], taught(path=None, stage="sft"), ["stage 'distill'", "the adapters alone are kept"]),
         )
