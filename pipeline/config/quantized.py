@@ -21,6 +21,8 @@ def _against(recipe: Recipe) -> Iterator[str]:
     train = recipe.train
     if train.lora is None:
         yield " freezes the weights, so that nothing would learn; set train.lora: {rank: 16}, or drop model.quantize"
+    if train.backend == "deepspeed":
+        yield " with train.backend=deepspeed, which divides numbers and no bits; set train.backend: fsdp or torch"
     if recipe.rollout.engine not in ("auto", "torch") and not recipe.rollout.takes_adapters:
         yield (
             f" with rollout.engine={recipe.rollout.engine}, which takes weights with the adapters merged; set "

@@ -73,7 +73,7 @@ class RlConfig(RoundsConfig):
         check_sampling(self, recipe.rollout)
         check_budget(recipe, self)
         check_lag(self, recipe.rollout, recipe.train)
-        check_deepspeed(self, recipe)
+        check_guard(recipe)
         check_term(self, recipe)
 
     def explain(self, recipe: Recipe) -> str:
@@ -107,19 +107,12 @@ class RlConfig(RoundsConfig):
         )
 
 
-def check_deepspeed(rl: RlConfig, recipe: Recipe) -> None:
-    """Raise ValueError for what DeepSpeed does not do: going back within a run, and a critic of its own."""
-    if recipe.train.backend != "deepspeed":
-        return
-    if recipe.guard.action == "roll_back":
+def check_guard(recipe: Recipe) -> None:
+    """Raise ValueError if a roll-back is impossible."""
+    if recipe.guard.action == "roll_back" and recipe.train.backend == "deepspeed":
         raise ValueError(
-            "guard.action=roll_back cannot go back within a run of train.backend='deepspeed'; set guard.action: stop, "
-            "or train.backend: torch or fsdp"
-        )
-    if (critic := parts_of(rl).critic) is not None and not critic.shared:
-        raise ValueError(
-            "train.backend='deepspeed' trains the policy alone, and the algorithm has a critic of its own; set "
-            "train.backend: fsdp, or rl.algorithm.critic_shared: true"
+            f"guard.action=roll_back cannot go back within a run of train.backend={recipe.train.backend!r}; set "
+            "guard.action: stop, or train.backend: torch or fsdp"
         )
 
 

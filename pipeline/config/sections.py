@@ -126,8 +126,8 @@ class TrainConfig(Section):
     )
     offload: Literal["none", "optimizer", "all"] = Field(
         "none",
-        description="deepspeed: kept in the CPU's memory with the reference; optimizer: its state; all: weights too "
-        "(with zero: 3)",
+        description="fsdp, deepspeed: kept in the CPU's memory with the reference; optimizer: its state; all: weights "
+        "too (deepspeed with zero: 3)",
     )
     lora: LoraConfig | None = Field(None, description="train adapters on a frozen policy; null: train all weights")
     gradient_checkpointing: bool = Field(
@@ -168,19 +168,22 @@ class TrainConfig(Section):
             )
         if self.backend != "deepspeed" and self.zero > 0:
             raise ValueError(f"train.zero={self.zero} with train.backend={self.backend}; set train.backend: deepspeed")
-        if self.backend != "deepspeed" and self.offload != "none":
+        if self.backend in ("auto", "torch") and self.offload != "none":
             raise ValueError(
-                f"train.offload={self.offload} with train.backend={self.backend}; set train.backend: deepspeed"
-            )
-        if self.backend == "deepspeed" and self.lora is not None:
-            raise ValueError(
-                "train.lora with train.backend=deepspeed, which trains all weights; set train.backend: fsdp"
+                f"train.offload={self.offload} with train.backend={self.backend}; set train.backend: fsdp or deepspeed"
             )
         if self.backend == "deepspeed" and self.zero == 0:
             raise ValueError(
                 "train.zero=0 with train.backend=deepspeed divides nothing; set train.zero: 1, 2 or 3, or "
                 "train.backend: torch"
             )
+        if self.backend == "fsdp":
+            if self.offload == "all":
+                raise ValueError(
+                    "train.offload=all with train.backend=fsdp, which keeps weights on the GPU; set train.offload: "
+                    "optimizer, or train.backend: deepspeed with train.zero: 3"
+                )
+            return self
         if self.offload == "all" and self.zero < 3:
             raise ValueError(f"train.offload=all with train.zero={self.zero}; set train.zero: 3, or offload: optimizer")
         return self

@@ -338,7 +338,7 @@ class Backend:
 
     def engine_adapters(self) -> EngineAdapters | None:
         """Return the policy's adapters, for an engine that takes these alone; None: it takes merged weights."""
-        if self.adapted is None:
+        if self.adapted is None or not self.policy.gives_adapters:
             return None
         return self.adapted.for_engine(partial(self._plain_blocks, False), self.policy.whole)
 

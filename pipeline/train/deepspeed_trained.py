@@ -19,6 +19,7 @@ from torch import Tensor
 from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
 from verizero.pipeline.errors import CheckpointError, ConfigError, NonFiniteError, RunError, Unsupported
 from verizero.pipeline.models.load import recompute_activations
+from verizero.pipeline.models.lora import Adapted
 from verizero.pipeline.train.device import fixed_order
 from verizero.pipeline.train.optimizer import adamw
 from verizero.pipeline.train.ranks import Ranks, join_alone
@@ -27,8 +28,8 @@ from verizero.pipeline.train.trained import MOMENTS, POLICY, AnyForward, Trained
 
 SHARD_BYTES = 1 << 30
 """Optimiser state is written in files of about this size."""
-PREFIX = "optimizer"
-"""Names of files with the optimiser state begin so."""
+PREFIXES = {"": "optimizer", "critic": "critic-optimizer"}
+"""Names of files with the optimiser state of a policy and of its critic begin so."""
 UNTIL_START = OptimizerConfig(learning_rate=1e-6)
 """Settings of the optimiser until the first stage starts; `start` replaces all of them."""
 
@@ -37,12 +38,14 @@ class DeepSpeedTrained(Trained):
     """DeepSpeed's engine around a model, with our AdamW over the parameters that take a gradient."""
 
     backend = "deepspeed"
+    gives_adapters = False
 
     def __init__(self, model: Any, whose: str, ranks: Ranks, train: TrainConfig) -> None:
         """Raises: ConfigError if DeepSpeed is not installed."""
         super().__init__(model.eval(), whose, ranks)
         self.train_config = train
         self.is_divided = train.zero == 3
+        self._is_bad: Tensor | None = None  # on the device, so that the host need not wait at each gradient
         self.engine = _engine(AnyForward(model), train)
         self.scale = ranks.size  # DeepSpeed takes the mean of gradients over ranks, and we need their sum
 
@@ -59,8 +62,17 @@ class DeepSpeedTrained(Trained):
         with fixed_order():
             self.engine.backward(loss * self.scale)
 
+    def require_finite(self) -> None:
+        """Raise NonFiniteError if a gradient of some rank was not finite since the last step; the gradient stays.
+
+        Only of a critic's gradient it is known before the step.
+        """
+        if self.ranks.any(self._is_bad is not None and bool(self._is_bad)):
+            raise self._not_finite()
+
     def discard(self) -> None:
         """Delete the gradient."""
+        self._is_bad = None
         self.engine.optimizer.zero_grad()
         zero_stored_gradients(self.engine.optimizer)
         super().discard()
@@ -77,10 +89,18 @@ class DeepSpeedTrained(Trained):
         """Return a module like `empty`, with these weights, whole on every rank and without DeepSpeed's hooks."""
         return whole_reference(empty, blocks, self.ranks, self.device)
 
+    def like(self, model: Any, whose: str) -> Trained:
+        """Return a classifier that is divided as the policy is, and whose gradient is known before its step."""
+        made = DeepSpeedTrained(model, whose, self.ranks, self.train_config)
+        made._watch_gradient()
+        return made
+
     def _write(self, folder: Path, parts: Mapping[str, Trained], in_background: bool) -> None:
         """Write master weights and moments in files of their own."""
         if self.config is not None:
-            self._write_optimizer(folder)
+            self._write_optimizer(folder, "")
+        if isinstance(critic := parts.get("critic"), DeepSpeedTrained):
+            critic._write_critic(folder)
 
     def read(self, folder: Path, state: dict[str, Any], part: str = "") -> None:
         """Restore master weights and moments. Raises: CheckpointError if they are of another model."""
@@ -88,7 +108,7 @@ class DeepSpeedTrained(Trained):
 
         if self.config is None:
             return
-        readers: list[Any] = [safe_open(f, "pt") for f in sorted(folder.glob(f"{PREFIX}-*.safetensors"))]
+        readers: list[Any] = [safe_open(f, "pt") for f in sorted(folder.glob(f"{PREFIXES[part]}-*.safetensors"))]
         reader_of = {name: reader for reader in readers for name in list(reader.keys())}
         trained = self._trained()
         if missing := [n for n, _ in trained if f"{n}/fp32" not in reader_of]:
@@ -98,7 +118,7 @@ class DeepSpeedTrained(Trained):
             for key in ("fp32", *MOMENTS):
                 value = reader_of[f"{name}/{key}"].get_tensor(f"{name}/{key}")
                 self._set(p, key, value.to(self.model.device))
-        self.num_updates = state["num_updates"]
+        self.num_updates = (state[part] if part else state)["num_updates"]
         for state_of_weight in self._adamw.state.values():
             state_of_weight["step"].fill_(float(self.num_updates))  # AdamW corrects its bias by it
 
@@ -124,7 +144,19 @@ class DeepSpeedTrained(Trained):
         zero_stored_gradients(self.engine.optimizer)
         return norm
 
-    def _write_optimizer(self, folder: Path) -> None:
+    def _watch_gradient(self) -> None:
+        """Check each gradient for NaN and infinity as autograd makes it; `require_finite` reads the result."""
+        # Later it is divided among ranks, and each ZeRO stage stores the parts differently.
+
+        def check(gradient: Tensor) -> None:
+            is_bad = ~torch.isfinite(gradient).all()
+            self._is_bad = is_bad if self._is_bad is None else self._is_bad | is_bad
+
+        for p in self.model.parameters():
+            if p.requires_grad:
+                p.register_hook(check)
+
+    def _write_optimizer(self, folder: Path, part: str) -> None:
         """Write master weights and moments, by rank 0."""
         from safetensors.torch import save_file
 
@@ -138,9 +170,26 @@ class DeepSpeedTrained(Trained):
                     tensors[f"{name}/{key}"] = full.detach().cpu().contiguous().clone()
             num_bytes = sum(t.numel() * t.element_size() for t in tensors.values())
             if tensors and (num_bytes >= SHARD_BYTES or number == len(trained)):
-                save_file(tensors, folder / f"{PREFIX}-{num_files:05d}.safetensors")
+                save_file(tensors, folder / f"{PREFIXES[part]}-{num_files:05d}.safetensors")
                 num_files += 1
                 tensors = {}
+
+    def read_adapters(self, adapted: Adapted, folder: Path) -> None:
+        """Restore the policy's adapters from a checkpoint; see `Trained.read_adapters`."""
+        import deepspeed
+
+        trained = [p for _, p in self._trained()]
+        with deepspeed.zero.GatheredParameters(trained, modifier_rank=0, enabled=self.is_divided):
+            adapted.load(folder)
+
+    def _write_critic(self, folder: Path) -> None:
+        """Write the weights as a Hugging Face folder `critic/`, master weights and moments next to the policy's."""
+        is_first, weights = self.ranks.is_first, dict[str, Tensor]()
+        for block in self.gathered():  # all ranks iterate
+            weights |= {name: w.cpu().clone() for name, w in block.items() if is_first}
+        self._write_optimizer(folder, "critic")
+        if is_first:
+            self.model.save_pretrained(folder / "critic", state_dict=weights)
 
     @property
     def _adamw(self) -> torch.optim.Optimizer:

@@ -53,6 +53,8 @@ class Division:
     device: torch.device
     recompute: bool
     """Activations are computed again in the backward pass."""
+    offload: bool
+    """The CPU has the optimiser's state and updates the weights, and has a reference that waits."""
     compiling: Compiling | None
 
 
@@ -83,14 +85,17 @@ class FsdpTrained(Trained):
         self._rows: dict[str, Tensor] = {}
         """This rank's rows of the trained weights, by name, as plain tensors: the optimiser's parameters.
 
-        They are the weights themselves.
+        They are the weights themselves, or with `offload` copies of them on the CPU.
         """
+        self._resting: dict[str, tuple[Tensor, int]] = {}
+        """While they rest on the CPU: by name, this rank's rows, and the bytes of their storage on the device."""
         self._writers: Any = None
         """The process group for writing shards in the background."""
         compile_blocks(model, how.compiling)
         self._empty: Any = None
         """The module on `meta`, where the weights are not a policy's."""
         self.shell = divided(model, self.ranks, half, self.device, how.recompute and trains, read)
+        self._mesh = mesh_of(self.ranks, torch.device("cpu")) if how.offload and trains else None
 
     @classmethod
     def of(cls, model: Any, whose: str, how: Division) -> FsdpTrained:
@@ -161,6 +166,7 @@ class FsdpTrained(Trained):
                 mix_in(p.to_local(), theirs[name][own_rows(p)], share)
             elif name in theirs:
                 mix_in(p.to_local(), theirs[name].to_local(), share)
+        self._renew()
 
     @torch.no_grad()
     def take_blocks(self, blocks: Iterable[Mapping[str, Tensor]], share: float = 1.0) -> None:
@@ -170,6 +176,7 @@ class FsdpTrained(Trained):
             for name in shards.keys() & block.keys():
                 mix_in(shards[name].to_local(), block[name][own_rows(shards[name])], share)
             del block  # before the next one comes
+        self._renew()
 
     @torch.no_grad()
     def take_files(self, files: Files, names: Callable[[str], str], values: Mapping[str, Tensor]) -> None:
@@ -177,6 +184,22 @@ class FsdpTrained(Trained):
         for name, p in self.model.named_parameters():
             rows = own_rows(p)
             mix_in(p.to_local(), values[name][rows] if name in values else files.rows(names(name), rows), 1.0)
+        self._renew()
+
+    def place(self, is_used: bool) -> None:
+        """Move the rows to the device if they are used next, else to the CPU's memory."""
+        if is_used == (not self._resting):
+            return
+        device_rows = {name: p.to_local().detach() for name, p in self.model.named_parameters()}
+        for name, rows in device_rows.items():
+            if is_used:
+                cpu_rows, num_bytes = self._resting.pop(name)
+                rows.untyped_storage().resize_(num_bytes)
+                rows.copy_(cpu_rows)
+            else:
+                # With the bytes of the storage, as it has padding.
+                self._resting[name] = rows.to("cpu", copy=True), rows.untyped_storage().nbytes()
+                rows.untyped_storage().resize_(0)
 
     def frozen(self, empty: Any, blocks: Iterable[Mapping[str, Tensor]]) -> Trained:
         """Return a divided module like `empty`, in its own number type, with these weights; it takes no gradient."""
@@ -241,11 +264,13 @@ class FsdpTrained(Trained):
         if self.optimizer is not None:
             for name, p in parameters:
                 state = self._moments(name)
-                tensors |= {f"{name}/{key}": _like(p, state[key]) for key in MOMENTS}
+                tensors |= {f"{name}/{key}": _like(p, state[key], self._mesh) for key in MOMENTS}
         return tensors
 
     def _restart(self, optimizer: OptimizerConfig) -> None:
-        self._rows = {n: torch.nn.Parameter(p.to_local().detach()) for n, p in self._trained()}
+        rows = {n: p.to_local().detach() for n, p in self._trained()}
+        on_cpu = self.how.offload
+        self._rows = {n: torch.nn.Parameter(p.to("cpu", copy=True) if on_cpu else p) for n, p in rows.items()}
         self.discard()
         self.optimizer = adamw(self._rows.values(), optimizer)
 
@@ -254,8 +279,12 @@ class FsdpTrained(Trained):
         try:
             norm = self._finite_norm()
             for name, gradient in self._gradients().items():
-                self._rows[name].grad = gradient
-            clipped_step(self.optimizer, config, list(self._rows.values()), norm, rate)
+                self._rows[name].grad = gradient.to(self._rows[name].device)
+            norm_at_rows = norm.to("cpu") if self.how.offload else norm
+            clipped_step(self.optimizer, config, list(self._rows.values()), norm_at_rows, rate)
+            if self.how.offload:
+                for name, p in self._trained():
+                    p.to_local().detach().copy_(self._rows[name].detach())
         finally:
             self.discard()
         return float(norm)
@@ -263,6 +292,7 @@ class FsdpTrained(Trained):
     def _set_step(self, num_updates: int) -> None:
         """Set AdamW's number of updates, by which it corrects its bias, after weights and moments were read."""
         self.num_updates = num_updates
+        self._renew()
         for name in self._rows:
             self._moments(name)["step"].fill_(float(num_updates))
 
@@ -279,6 +309,14 @@ class FsdpTrained(Trained):
     def _gradients(self) -> dict[str, Tensor]:
         """Return this rank's rows of the gradient, by name."""
         return {name: p.grad.to_local() for name, p in self._trained() if p.grad is not None}
+
+    @torch.no_grad()
+    def _renew(self) -> None:
+        """Copy the weights to the optimiser's rows on the CPU, after something else has set them."""
+        if self.how.offload:
+            for name, p in self._trained():
+                if name in self._rows:
+                    self._rows[name].copy_(p.to_local())
 
     def _finite_norm(self) -> Tensor:
         """Return the norm of the gradient over all ranks. Raises: NonFiniteError if it is not finite."""
@@ -303,7 +341,7 @@ def fsdp_policy(
     `adapted`: the adapters in `model`, if they alone are trained; then `model` itself is divided, because `adapted`
     refers to its modules, and number types stay.
     """
-    how = Division(ranks, model.dtype, device, config.gradient_checkpointing, compiling)
+    how = Division(ranks, model.dtype, device, config.gradient_checkpointing, config.offload != "none", compiling)
     if adapted is None:
         policy = FsdpTrained.of(without_memory(model), POLICY, how)
         policy.take(model)
@@ -415,11 +453,12 @@ def _gathered(p: Any, dtype: torch.dtype) -> Tensor:
     return whole[: p.shape[0]]
 
 
-def _like(p: Any, rows: Tensor) -> Any:
-    """Return this rank's `rows` as a tensor that is divided as `p` is."""
+def _like(p: Any, rows: Tensor, mesh: Any = None) -> Any:
+    """Return this rank's `rows` as a tensor that is divided as `p` is, over `mesh` if that is another one."""
     from torch.distributed.tensor import DTensor
 
-    return DTensor.from_local(rows, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
+    mesh = p.device_mesh if mesh is None else mesh
+    return DTensor.from_local(rows, mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
 
 
 class _FreedScatter:

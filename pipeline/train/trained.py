@@ -54,6 +54,8 @@ class Trained(ABC):
     """`backward` multiplies the loss by it."""
     divides_classifiers: bool = False
     """A reward model is divided as the policy is; else every rank has a whole one."""
+    gives_adapters: bool = True
+    """An engine can have the policy's adapters alone."""
 
     def __init__(self, model: Any, whose: str, ranks: Ranks, device: torch.device | None = None) -> None:
         """`whose` begins error messages ("gradient norm")."""
@@ -93,9 +95,9 @@ class Trained(ABC):
         with fixed_order():
             loss.backward()  # type: ignore[no-untyped-call]
 
+    @abstractmethod
     def require_finite(self) -> None:
         """Raise NonFiniteError if the gradient is not finite on some rank; the gradient stays."""
-        raise Unsupported(f"{type(self).__name__} looks at its gradient as it steps")
 
     def step(self) -> tuple[float, float]:
         """Take one clipped AdamW update, and return the gradient's norm and the learning rate. The gradient is gone.
@@ -155,9 +157,9 @@ class Trained(ABC):
     def frozen(self, empty: Any, blocks: Iterable[Mapping[str, Tensor]]) -> Trained:
         """Return a module like `empty` with these whole weights and without an optimiser, a reference."""
 
+    @abstractmethod
     def like(self, model: Any, whose: str) -> Trained:
         """Return another module that is trained as this one is."""
-        raise Unsupported(f"{type(self).__name__} trains the policy alone; set train.backend: torch or fsdp")
 
     def classifier(
         self, head: Head, whose: str, what: str, whole: Callable[[], Any], fill: Callable[[Trained], None]

@@ -89,6 +89,7 @@ def test_servers_of_vllm_get_adapters_alone() -> None:
 
     whole, adapted = publish(), publish(backend="torch", lora={"rank": 16})
     assert adapted / whole == pytest.approx(0.011, rel=0.05), "docs/models.md: 175 MB of Qwen3-8B in bfloat16 are 1.1%"
+    assert publish(backend="deepspeed", zero=1, lora={"rank": 16}) == whole, "merged weights"
 
 
 def test_ranks_gather_bits_of_a_quantised_base() -> None:

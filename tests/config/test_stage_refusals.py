@@ -91,7 +91,11 @@ OF_SECTIONS: list[tuple[list[Any], dict[str, Any], list[str]]] = [
         (stages, merge({"model": {"quantize": "nf4"}, "train": {"lora": {"rank": 2}}}, changes), words)
         for stages, changes, words in (
             (["rl"], {"train": {"lora": None}}, ["model.quantize=nf4", "train.lora: {rank: 16}"]),
-            (["rl"], {"train": {"backend": "deepspeed", "zero": 1}}, ["train.lora", "train.backend: fsdp"]),
+            (
+                ["rl"],
+                {"train": {"backend": "deepspeed", "zero": 1}},
+                ["=deepspeed, which divides", "train.backend: fsdp or"],
+            ),
             (["reward_model"], {"train": {"backend": "fsdp"}}, ["stage 'reward_model'", "train.backend: torch"]),
             (["rl"], {"rl": {"algorithm": {"name": "ppo", "num_minibatches": 1}}}, ["critic_shared: true"]),
             (["sft", "distill"], taught(path=None, stage="sft"), ["stage 'distill'", "the adapters alone are kept"]),
@@ -107,12 +111,6 @@ OF_SECTIONS: list[tuple[list[Any], dict[str, Any], list[str]]] = [
         ["rl"],
         {**guard(action="roll_back"), "train": {"backend": "deepspeed", "zero": 1}},
         ["backend='deepspeed'", "guard.action: stop"],
-    ),
-    # DeepSpeed
-    (
-        ["rl"],
-        {"train": {"backend": "deepspeed", "zero": 1}, "rl": {"algorithm": {"name": "ppo", "num_minibatches": 1}}},
-        ["trains the policy alone", "train.backend: fsdp", "critic_shared: true"],
     ),
     # online preferences
     (["online_preference"], {"online_preference": {"loss": {"beta": 0}}}, ["beta = 0"]),

@@ -452,22 +452,24 @@ def followed(ranks: Ranks, root: Path) -> dict[str, Any]:
 
 
 CHEAP = {"gradient_checkpointing": True, "logits_chunk_tokens": 3}
+OFFLOADED = {"offload": "optimizer"}
 TRAINERS = {
     "torch": Trainer([({}, ["grpo", "critic", "shared critic", "distil", "experts", "adapters"])], [gathered]),
     "fsdp": Trainer(
         [
             (FSDP, [name for name in LESSONS if name != "bits"]),
             ({**FSDP, **CHEAP}, ["grpo", "adapters of experts", "bits"]),
+            ({**FSDP, **OFFLOADED}, ["grpo", "critic", "bits"]),
         ],
         [halves, packed_and_compiled, of_bits],
     ),
-    "fsdp, more ranks": Trainer([(FSDP, ["grpo"])]),
+    "fsdp, more ranks": Trainer([(FSDP, ["grpo"]), ({**FSDP, **OFFLOADED}, ["grpo"])]),
     "deepspeed": Trainer(
         [
-            (zero(1), ["grpo", "shared critic", "distil"]),
-            (zero(2), ["grpo", "pairs"]),
-            (zero(3), ["grpo", "shared critic", "episodes", "distil"]),
-            (zero(3, offload="all"), ["grpo", "distil"]),
+            (zero(1), ["grpo", "shared critic", "distil", "adapters"]),
+            (zero(2), ["grpo", "critic", "pairs", "adapters of experts"]),
+            (zero(3), ["grpo", "shared critic", "episodes", "distil", "adapters of experts"]),
+            (zero(3, offload="all"), ["grpo", "critic", "distil"]),
             (zero(2, **CHEAP), ["grpo"]),
             (zero(3, **CHEAP), ["grpo"]),
         ],

@@ -67,7 +67,10 @@ def settings_that_save(config: RunConfig, gpus: int) -> Iterator[tuple[str, RunC
     while config.train.micro_batch_tokens > 2048:
         config = changed(micro_batch_tokens=config.train.micro_batch_tokens // 2)
         yield f"train.micro_batch_tokens={config.train.micro_batch_tokens}", config
-    if config.train.lora is not None or not is_allowed(with_changes(config, "train", backend="deepspeed", zero=1)):
+    if config.train.backend == "fsdp" and config.train.offload == "none":
+        config = changed(offload="optimizer")
+        yield "train.offload=optimizer", config
+    if not is_allowed(with_changes(config, "train", backend="deepspeed", zero=1)):
         return
     for zero in range(max(1, config.train.zero + 1), 4):
         if zero == 3 and gpus > 1 and config.train.backend != "fsdp":

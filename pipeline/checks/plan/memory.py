@@ -138,7 +138,7 @@ def trained(
     """
     train, width, share = config.train, width_of(config), 1 / gpus
     zero = divided_by(train)
-    if train.backend == "fsdp" or adapters:
+    if train.backend == "fsdp" or (adapters and train.backend != "deepspeed"):
         width = 4  # FSDP divides float32 masters alone; adapters are in float32, whatever the policy's type
     # Of 16-bit weights the other backends keep float32 masters, in whose type moments are and gradients add up.
     optimizers = dict(config.section_of(config.stages[-1]).optimizers())
@@ -195,7 +195,7 @@ def activations(config: RunConfig, shape: Shape, width: int, head_learns: bool) 
     block = norms + attention + mlp
     summed = 0.0 if adapters is None else width * adapters.summed
     if adapters is not None:
-        adapter_width = width if config.train.backend == "fsdp" else 4
+        adapter_width = width if config.train.backend in ("fsdp", "deepspeed") else 4
         block += adapter_width * adapters.ranks
         if adapter_width == width:
             block -= width * adapters.unread

@@ -236,7 +236,7 @@ def publishing(work: Work) -> float:
     zero, served = divided_by(train), rollout.servers is not None
     adapters, size = adapters_of(work.config, work.shape), work.shape.parameters * width_of(work.config)
     takes_adapters = rollout.takes_adapters or work.config.model.quantize is not None
-    if adapters is not None and not adapters.summed and takes_adapters:
+    if adapters is not None and not adapters.summed and takes_adapters and train.backend != "deepspeed":
         size = 4 * adapters.parameters  # their base has come before the first step
     if not served and zero < 3:
         return 0.0
