@@ -114,13 +114,13 @@ LIMITS = (
         "policy_lag",
         """Responses are many updates older than the policy that learns from them.
 
-        Asynchronous rollouts and rare publishing save time, and each update of lag makes the data less the policy's
-        own. Small lags are harmless with a clip; large ones hold learning back.
+        Asynchronous rollouts save time, and each update of lag makes the data less the policy's own. Small lags are
+        harmless with a clip; large ones hold learning back.
         """,
         _lag, 4, 8,
         "The responses of the last steps were sampled by weights that are {:.0f} updates old.",
         ("policy/version", "rollout/version"),
-        "publish after each update (rollout.publish_every=1), or lower rollout.max_staleness",
+        "--set rollout.max_staleness=1",
         "update the rollout engine's weights more often",
         explains="ratios_explode learning_rate_low clip_stops_learning", needs="policy/version",
     ),
