@@ -41,6 +41,8 @@ def pytest_configure(config: pytest.Config) -> None:
     wait_for_no_disk()
     if "VERIZERO_TEST_MODELS" not in os.environ:
         folder = os.environ["VERIZERO_TEST_MODELS"] = tempfile.mkdtemp(prefix="verizero-models-")
+        # torch keeps compiled code for all times, by its source alone: it may have been compiled for another CPU
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/compiled"
 
         def remove() -> None:
             del os.environ["VERIZERO_TEST_MODELS"]
