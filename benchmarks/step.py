@@ -1,7 +1,7 @@
 """Measure how long a training step takes, and which phases take it.
 
     python benchmarks/step.py                         tokens/s and seconds a step of configs/demo.yaml
-    python benchmarks/step.py --recipe my.yaml --prefect tasks --prefect folded
+    python benchmarks/step.py --recipe my.yaml --prefect none --prefect tasks
     python benchmarks/step.py --overlap --model runs/demo/model    with and without grading during generation
     python benchmarks/step.py --against trl           side by side with TRL on equal work, in one run
     python benchmarks/step.py --against trl --lengths natural
@@ -34,7 +34,7 @@ def main() -> None:
     options.add_argument("--set", action="append", default=[], metavar="a.b=c")
     options.add_argument("--model", help="a Hugging Face folder to start from; default: the recipe's own, untrained")
     options.add_argument("--steps", type=int, default=8)
-    options.add_argument("--prefect", action="append", choices=("none", "tasks", "folded"), help="repeatable")
+    options.add_argument("--prefect", action="append", choices=("none", "tasks"), help="repeatable")
     options.add_argument("--overlap", action="store_true", help="scoring.overlap true and false, in turn")
     options.add_argument("--against", choices=("trl",))
     options.add_argument("--tree", action="store_true", help="rows that share tokens: as a tree, padded, packed by TRL")
@@ -83,7 +83,6 @@ def measure(asked: argparse.Namespace, mode: str) -> dict[str, Any]:
     quiet()
     overrides = ["rl.select.keep=all", "rl.rounds=1", f"rl.steps_per_round={asked.steps + 1}", "stages=[rl]"]
     overrides += ["evaluation.before_training=false", "data.evaluation=[]", "report.trackers=[]", "name=bench"]
-    overrides += [f"prefect.phases={mode}"] if mode != "none" else []
     overrides += [f"model.path={asked.model}", "model.create=null"] if asked.model else []
     with tempfile.TemporaryDirectory() as folder:
         config = load_recipe(asked.recipe, [*asked.set, *overrides, f"output={folder}"])

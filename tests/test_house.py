@@ -57,7 +57,7 @@ ONE_FOLDER = {"triton": "pipeline/models/kernels/", "vllm": "pipeline/rollout/vl
 PREFECT_PROBE = "pipeline/checks/machine.py"
 """Besides flows/: it tries whether Prefect's server imports here, which some pairs of releases do not."""
 STANDARD_ONLY = 0
-OF_THE_LIBRARY = ("tests/environments/verifiers_tasks/", "tests/environments/far_games.py")
+OF_THE_LIBRARY = ("tests/environments/verifiers_tasks/",)
 """What imports the library `verifiers`, whose name one of our folders has too."""
 ABSTRACT: dict[str, str] = {
     "verifiers/instructions.py:holds": "the one abstract method of the constraints' base",

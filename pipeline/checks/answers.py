@@ -55,14 +55,15 @@ class GroupAnswers:
     """A refused and an accepted response of one group with the same answer, and other texts."""
 
 
-def group_answers(run: RunFacts) -> GroupAnswers | None:
-    """Return the groups of the training responses; None if most responses answer with no number."""
-    read = [(s, number_of(answer_of(s))) for s in run.samples if s.row.ending is None]
+def group_answers(run: RunFacts, domain: str | None = None) -> GroupAnswers | None:
+    """Return the groups of the training responses, of one domain if it is named; None if most answer with no number."""
+    samples = [s for s in run.samples if domain in (None, s.row.domain)]
+    read = [(s, number_of(answer_of(s))) for s in samples if s.row.ending is None]
     if not read or sum(n is not None for _, n in read) < MIN_READ * len(read):
         return None
     numbers = {s.line: n for s, n in read if n is not None}
     answers, solved = GroupAnswers(0, [], 0, [], None, 0, [], 0, []), list[float]()
-    for group in by_group(run.samples):
+    for group in by_group(samples):
         own = [s for s in group if s.line in numbers]
         if len(group) < MIN_GROUP or not own:
             continue

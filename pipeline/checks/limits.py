@@ -36,6 +36,7 @@ class Limit:
     shown: tuple[str, ...]
     """Metrics whose first and last values are the evidence."""
     remedy: str
+    """With `{section}` where a field of the stage's section is named."""
     elsewhere: str
     """The remedy in words of no trainer."""
     explains: str = ""
@@ -50,7 +51,8 @@ class Limit:
             return None
         evidence: tuple[Evidence, ...] = sum((run.evidence(name) for name in self.shown), ())
         level: Level = "note" if self.excused(run) else "problem" if number >= self.problem else "warning"
-        return Finding(CONFIDENCE, self.sentence.format(number), evidence, self.remedy, level=level)
+        remedy = self.remedy.format(section=run.section)
+        return Finding(CONFIDENCE, self.sentence.format(number), evidence, remedy, level=level)
 
 
 def _difference(run: RunFacts) -> float | None:
@@ -136,7 +138,7 @@ LIMITS = (
         "One token in a hundred has more than {:.1f} times the probability that it was sampled with, and no clip holds "
         "it.",
         ("ratio/p99",),
-        "--set rl.algorithm.num_epochs=1 --set rl.algorithm.num_minibatches=1",
+        "--set {section}.algorithm.num_epochs=1 --set {section}.algorithm.num_minibatches=1",
         "update once on each batch, with a clip",
         explains="learning_rate_high entropy_collapse length_cap length_drift", needs="ratio/p99",
     ),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from verizero.pipeline.checks import limits  # noqa: F401  (has rows of causes that get more rules here)
 from verizero.pipeline.checks.cause import also, cause
 from verizero.pipeline.checks.finding import Finding
+from verizero.pipeline.checks.limits import MIN_RATIO
 from verizero.pipeline.checks.run_facts import RunFacts, by_group
 
 NEARLY_ALL_GROUPS, HALF_OF_GROUPS, SOME_GROUPS = 0.8, 0.5, 0.1
@@ -45,8 +45,11 @@ def advantages_vanish(run: RunFacts) -> Finding | None:
 
 @also("reward_scales")
 def misranking_components(run: RunFacts) -> Finding | None:
-    """Find further components that rank wrong responses first."""
+    """Find further components that are far larger than the verifier's part, and rank wrong responses first."""
     names = sorted({name for _, row in run.steps for name in row.metrics if name.startswith("reward/component/")})
+    reward, verdict_part = run.mean_at_end("reward/sampled"), run.mean_at_end(names[0]) if names else None
+    if reward is None or verdict_part is None or abs(reward) < MIN_RATIO * max(abs(verdict_part), 0.05):
+        return None
     pairs = [
         right.row.reward <= wrong.row.reward
         for group in by_group(run.samples)
@@ -55,7 +58,7 @@ def misranking_components(run: RunFacts) -> Finding | None:
         if right.row.score >= 1 > wrong.row.score and right.row.reward is not None and wrong.row.reward is not None
     ]
     if len(names) < 2 or len(pairs) < MIN_PAIRS or (share := sum(pairs) / len(pairs)) < MIN_MISRANKED:
-        return None
+        return None  # with few pairs, the row of this cause in `limits` compares how much the components vary
     # Component 0 is the row's verifier; the others are those of scoring.components, in order.
     largest = max(names[1:], key=lambda name: abs(run.mean_at_end(name) or 0.0))
     index, components = int(largest.rsplit("/", 1)[1]) - 1, run.setting("scoring", "components", default=[])

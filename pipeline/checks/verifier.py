@@ -14,6 +14,8 @@ MIN_EQUAL, MIN_EQUAL_SHARE = 5, 0.01
 """Refused responses with an accepted answer: their number, and their share of the refused ones of such groups."""
 MIN_DIFFERING, MIN_DIFFERING_GROUPS = 0.2, 5
 """Groups whose accepted responses differ in their answers: a share of those with accepted ones, and a number."""
+MIN_REFUSED = 20
+"""Refused responses in groups with an accepted one, from which on a verifier that refuses no equal answer is sound."""
 MIN_MIXED = 0.01
 """Share of the repeated responses that are graded both ways."""
 RAISE = "let the verifier raise instead of returning 0: the run then retries, and takes the response out of its group"
@@ -36,16 +38,16 @@ def false_negatives(run: RunFacts) -> Finding | None:
     a box, or compares texts. Where answers are numbers, refused ones that equal an accepted one of their group show it;
     if none does, the verifier is not to blame.
     """
-    answers = group_answers(run)
     for domain, (before, _) in run.before_and_after().items():
         share_right, held_out = run.share_right(domain), before.measure(domain)
         if share_right is None or held_out["low"] - share_right < MIN_TOO_FEW:
             continue
-        is_sound = answers is not None and answers.refused > 0 and not answers.refused_equal
+        answers = group_answers(run, domain)
+        is_sound = answers is not None and answers.refused >= MIN_REFUSED and not answers.refused_equal
         if is_sound or not run.has_comparable_prompts(domain):
             continue
         equal = [] if answers is None else [s for s, _ in answers.refused_equal]
-        refused = (equal or [s for s in run.samples if s.row.score == 0])[:3]
+        refused = (equal or [s for s in run.samples if s.row.domain == domain and s.row.score == 0])[:3]
         return Finding(
             min(1.0, 0.4 + held_out["low"] - share_right),
             f"{domain}: pass@1 was {held_out['value']:.2f} on held-out prompts, and {share_right:.0%} of the first "
@@ -91,15 +93,15 @@ def false_positives(run: RunFacts) -> Finding | None:
     says nothing here: partial credit makes it high while few responses are right. Of grades between 0 and 1, as a
     reward model gives them, it is a sign if held-out pass@1 has fallen and they have not.
     """
-    answers = group_answers(run)
     for domain, (_, after) in run.before_and_after().items():
         share_right, held_out = run.share_right(domain, at_end=True), after.measure(domain)
         if share_right is None or share_right - held_out["high"] < MIN_TOO_MANY:
             continue
-        if answers is not None and answers.accepted and not answers.differing:
+        answers = group_answers(run, domain)
+        if answers is not None and answers.accepted >= MIN_DIFFERING_GROUPS and not answers.differing:
             continue
         differing = [] if answers is None else [s for pair in answers.differing for s in pair]
-        accepted = differing or [s for s in run.samples if s.row.score >= 1]
+        accepted = differing or [s for s in run.samples if s.row.domain == domain and s.row.score >= 1]
         return Finding(
             min(1.0, 0.6 + share_right - held_out["high"]),
             f"{domain}: {share_right:.0%} of the training responses are right by their verifier, and held-out ones "

@@ -158,7 +158,7 @@ def _play(bound: BoundEnvironment, prompt: Prompt, seed: int, number: int) -> _P
             _turns(environment, prompt, seed, number, played)
         finally:
             environment.close()
-            environment.close()  # a host that is ended may have closed it before
+            environment.close()  # the protocol allows it twice
     except BaseException as exc:
         raise_if_operator(exc)
         played.failure = f"episode {number}: {exception_text(exc)}"[:300]

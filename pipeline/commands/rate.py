@@ -15,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from verizero.pipeline.checks.cause import CAUSES
 from verizero.pipeline.checks.finding import Checked, Finding
 from verizero.pipeline.commands.arguments import add_model, add_recipe, recipe_with_model
 from verizero.pipeline.config.load import parse
@@ -37,7 +38,7 @@ NUM_PROMPTS, SAMPLES, BUDGET_S = 16, 4, 20.0
 """Prompts and answers that a check samples, and the seconds that these may take."""
 MOST_GIB, MOST_CUT = 4.0, 0.1
 """Weights that a check loads; share of answers that are cut for lack of time, above which rates tell nothing."""
-READ = ("name", "seed", "model", "data", "rollout", "scoring", "sandbox")
+READ = ("name", "seed", "output", "model", "data", "rollout", "scoring", "sandbox")
 """Sections of a recipe on which a pass rate depends."""
 
 
@@ -169,6 +170,7 @@ def setup_within(session: Session, prompts: Sequence[Prompt], samples: int, seco
 def look(recipe: LocalParts) -> Checked:
     """Rate a few training prompts, where the model is at hand, and find that all are too hard or too easy."""
     from verizero.pipeline.checks.before.parts import with_fewer_rows
+    from verizero.pipeline.checks.before.references import failing
     from verizero.pipeline.loop.sampled_groups import sample_groups
 
     reason = _why_not(recipe)
@@ -181,16 +183,23 @@ def look(recipe: LocalParts) -> Checked:
     config["scoring"] |= {"components": [], "overlap": False}
     # A stage that only samples needs no optimiser, reference or critic.
     sampling = {"stages": ["sample"], "sample": {}, "report": {"trackers": []}}
+    sampling |= {"train": {"device": config["train"]["device"]}}
     alone = parse({name: config[name] for name in READ} | sampling, base=recipe.base_dir)
+    # Of those that the run trains on: without held-out prompts, none is left out for being one of them.
+    known = {p.id for p in recipe.train}
     with at_start(alone, recipe.base_dir, Progress()) as session:
-        prompts = spread([p for p in session.run.data.train if p.verifier], NUM_PROMPTS)
+        prompts = spread([p for p in session.run.data.train if p.verifier and p.id in known], NUM_PROMPTS)
         setup = setup_within(session, prompts, SAMPLES, BUDGET_S)
         groups, _ = sample_groups(session.run, session.workers, setup, session.recorder, prompts, SAMPLES, "before")
     rated, limit = _rated(list(map(pass_rate, groups))), setup.config.rollout.max_response_tokens
     num, cut = len(prompts) * SAMPLES, sum(m.rollout.was_cut for g in groups for m in g.members)
     result = f"{rated.head}; {cut} of {num} answers cut off at {limit} tokens"
     is_short = limit < recipe.config.rollout.max_response_tokens and cut > MOST_CUT * num
-    return Checked(NAME, True, result, () if is_short else judged(recipe, rated, prompts))
+    broken = []
+    for key in dict.fromkeys(p.verifier for p in prompts):
+        graded = [(g.prompt, m.verdict) for g in groups if g.prompt.verifier == key for m in g.members]
+        broken += failing(recipe, key, *zip(*graded, strict=True), "sampled responses")  # type: ignore[arg-type]
+    return Checked(NAME, True, result, (*broken, *(() if is_short else judged(recipe, rated, prompts))))
 
 
 def judged(recipe: LocalParts, rated: Rated, prompts: Sequence[Prompt]) -> tuple[Finding, ...]:
@@ -210,7 +219,8 @@ def judged(recipe: LocalParts, rated: Rated, prompts: Sequence[Prompt]) -> tuple
         )
     shown = tuple(recipe.evidence(rows[p.id], f"{p.question!r:.60}") for p in prompts[:3])
     # The rate that so many answers leave possible, at 95 %, is 1 - 0.05 ** (1 / n).
-    return (Finding(0.05 ** (1 / (num * SAMPLES)), sentence, shown, remedy, cause="too_easy" if right else "too_hard"),)
+    cause = "too_easy" if right else "too_hard"
+    return (Finding(0.05 ** (1 / (num * SAMPLES)), sentence, shown, remedy, CAUSES[cause].explains, cause=cause),)
 
 
 def _why_not(recipe: LocalParts) -> str | None:

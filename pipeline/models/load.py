@@ -79,6 +79,10 @@ def ready(model: Any) -> Any:
     return model
 
 
+class NoEndToken(ConfigError):
+    """A tokenizer without an end-of-sequence token: generation would never stop."""
+
+
 def load_tokenizer(path: str, revision: str | None = None) -> Any:
     """Return the tokenizer at a local folder or hub id, with a padding token (its end token if it has none).
 
@@ -94,7 +98,7 @@ def load_tokenizer(path: str, revision: str | None = None) -> Any:
     if Path(path).is_dir() and not tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys():
         raise ConfigError(f"model.path {path!r} has no tokenizer (tokenizer.json); save it into that folder too")
     if tokenizer.eos_token_id is None:
-        raise ConfigError(f"the tokenizer of {path!r} has no end-of-sequence token; set eos_token in its config")
+        raise NoEndToken(f"the tokenizer of {path!r} has no end-of-sequence token; set eos_token in its config")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer

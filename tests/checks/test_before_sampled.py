@@ -100,3 +100,41 @@ def test_answers_that_are_cut_for_lack_of_time_tell_nothing(tmp_path: Path, monk
     checks, findings = looked(of_chat(tmp_path, chat_model(tmp_path)), tmp_path, without_model=False)
     assert "answers cut off at 2 tokens" in checks["pass rates"].result
     assert findings == {}
+
+
+RAISES = """
+from verizero.verifiers.base import VerifierParams, verifier
+
+
+@verifier
+def raises(attempt, params: VerifierParams):
+    raise ValueError("7")
+"""
+
+
+def chat(folder: Path, **data: Any) -> dict[str, Any]:
+    """Changes of a recipe that starts from a model with a chat template."""
+    return {
+        "model": {"path": chat_model(folder), "create": None},
+        "rollout": {"max_response_tokens": 8},
+        "data": {"template": {"name": "chat"}, **data},
+    }
+
+
+@pytest.mark.integration
+def test_a_verifier_that_fails_on_sampled_responses_is_a_finding(tmp_path: Path) -> None:
+    (tmp_path / "raises.py").write_text(RAISES)
+    source = {"file": "train.jsonl", "verifier": {"path": "raises.py:raises"}}
+    config = recipe(tmp_path, sums(verifier=None), **chat(tmp_path, train=[source]))
+    checks, _ = looked(config, tmp_path, without_model=False)
+    (finding,) = checks["pass rates"].findings
+    assert (finding.cause, finding.level) == ("infrastructure_zeros", "problem")
+    assert "fails on 64 of 64 sampled responses, first with: ValueError: 7" in finding.sentence
+
+
+@pytest.mark.integration
+def test_prompts_that_a_run_leaves_out_are_not_rated(tmp_path: Path) -> None:
+    held_out = [{**row, "id": f"held{row['id']}"} for row in sums(3)]
+    config = recipe(tmp_path, sums(), held_out, **chat(tmp_path, on_overlap="drop"))
+    _, findings = looked(config, tmp_path, without_model=False)
+    assert [e.line > 3 for e in findings["too_hard"].evidence] == [True] * 3

@@ -293,11 +293,9 @@ def test_partial_credit_is_no_fooled_verifier() -> None:
 
 
 def test_components_are_blamed_where_they_rank_wrong_responses_first() -> None:
-    def weighed(m: dict[str, Any], _: int) -> None:
-        m.update({"reward/component/0": 0.5, "reward/component/1": 0.5, "reward/sampled": 5.0})
-
-    for worth, wanted in ((9.0, False), (-9.0, True)):
-        run = with_steps(weighed)
+    for worth, reward, wanted in ((9.0, 5.0, False), (-9.0, 5.0, True), (-9.0, 1.0, False)):
+        components = {"reward/component/0": 0.5, "reward/component/1": 0.5, "reward/sampled": reward}
+        run = with_steps(lambda m, _, components=components: m.update(components))
         rows = [replace(s.row, reward=s.row.score * (1 + worth)) for s in run.samples]
         run = replace(run, samples=tuple(replace(s, row=row) for s, row in zip(run.samples, rows, strict=True)))
         assert (place_of("reward_scales", diagnose(run)) is not None) == wanted

@@ -161,6 +161,7 @@ def _model(config: RunConfig) -> Model:
     """Return the tokenizer and sizes of the recipe's model, or why they are not here. Raises: ConfigError."""
     from verizero.pipeline.models.complete import check_weights
     from verizero.pipeline.models.gguf_file import PACKAGE
+    from verizero.pipeline.models.load import NoEndToken
     from verizero.pipeline.run.build import build_tokenizer, context_of, first_model_path
 
     try:
@@ -171,7 +172,7 @@ def _model(config: RunConfig) -> Model:
     except ConfigError as exc:
         if str(config.model.path).startswith(PACKAGE):  # the package of the model may not be installed
             return Model(no_tokenizer=str(exc))
-        if config.model.create is not None or is_local(config):
+        if config.model.create is not None or is_local(config) or isinstance(exc, NoEndToken):
             raise
         # A model of the hub that is neither on this machine nor to be had.
         return Model(no_tokenizer=_not_here(str(config.model.path), exc))
