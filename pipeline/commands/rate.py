@@ -186,7 +186,7 @@ def look(recipe: LocalParts) -> Checked:
     sampling |= {"train": {"device": config["train"]["device"]}}
     alone = parse({name: config[name] for name in READ} | sampling, base=recipe.base_dir)
     # Of those that the run trains on: without held-out prompts, none is left out for being one of them.
-    known = {p.id for p in recipe.train}
+    known = {p.id: p for p in recipe.train}
     with at_start(alone, recipe.base_dir, Progress()) as session:
         prompts = spread([p for p in session.run.data.train if p.verifier and p.id in known], NUM_PROMPTS)
         setup = setup_within(session, prompts, SAMPLES, BUDGET_S)
@@ -197,8 +197,9 @@ def look(recipe: LocalParts) -> Checked:
     is_short = limit < recipe.config.rollout.max_response_tokens and cut > MOST_CUT * num
     broken = []
     for key in dict.fromkeys(p.verifier for p in prompts):
-        graded = [(g.prompt, m.verdict) for g in groups if g.prompt.verifier == key for m in g.members]
-        broken += failing(recipe, key, *zip(*graded, strict=True), "sampled responses")  # type: ignore[arg-type]
+        graded = [(known[g.prompt.id], m.verdict) for g in groups if g.prompt.verifier == key for m in g.members]
+        if failed := [(p, v) for p, v in graded if v.is_infrastructure]:
+            broken.append(failing(recipe, key, failed, len(graded), "sampled responses"))
     return Checked(NAME, True, result, (*broken, *(() if is_short else judged(recipe, rated, prompts))))
 
 

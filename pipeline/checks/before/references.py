@@ -79,7 +79,7 @@ def _look(recipe: LocalParts, key: str, prompts: Sequence[Prompt]) -> tuple[bool
     failed, refused = ([(p, v) for p, v in bad if v.is_infrastructure is is_failure] for is_failure in (True, False))
     findings: list[Finding] = []
     if failed and not is_sure:  # that a function of the user fails is its own fault, whatever a reference holds
-        findings.append(_failing(recipe, key, failed, len(some)))
+        findings.append(failing(recipe, key, failed, len(some), "references, given to it as responses"))
     if not is_sure and len(bad) > len(some) / 2:
         text = f"{key}: {len(some) - len(bad)} of {len(some)} references pass as a response, so they may be none"
         return True, f"{text}; it fails on {len(failed)}", findings
@@ -134,13 +134,15 @@ def _level(share: float) -> Level:
     return "problem" if share >= MANY else "warning" if share >= SOME else "note"
 
 
-def _failing(recipe: LocalParts, key: str, failed: Sequence[tuple[Prompt, Verdict]], total: int) -> Finding:
-    """Return the finding that a verifier itself fails on some references."""
+def failing(
+    recipe: LocalParts, key: str, failed: Sequence[tuple[Prompt, Verdict]], total: int, responses: str
+) -> Finding:
+    """Return the finding that a verifier itself fails on some of `total` responses, which `responses` names."""
     share = len(failed) / total
     return Finding(
         min(1.0, 0.7 + share),
-        f"The verifier {key} fails on {len(failed)} of {total} references, given to it as responses, first with: "
-        f"{failed[0][1].reason:.160}. A response that it fails on has no reward.",
+        f"The verifier {key} fails on {len(failed)} of {total} {responses}, first with: {failed[0][1].reason:.160}. "
+        "A response that it fails on has no reward.",
         tuple(recipe.evidence(p, f"{p.reference!r:.40}: {v.status} {v.reason:.80}") for p, v in failed[:SHOWN]),
         "correct the verifier, which returns no_answer for what it cannot read, or the rows that it fails on; try "
         "it with `verizero verify --check`",
