@@ -143,7 +143,7 @@ def test_the_parity_gate_compares_over_what_was_recorded(tmp_path: Path) -> None
     config = tiny(overrides=[V32, *EXPERTS, *CUT, "rollout.parity.action=warn", "stages=[rl]"])
     with open_run(config, tmp_path, tmp_path, "auto", Progress()) as session:
         gap = check_parity(
-            session.run, session.workers, session.setup.config.rollout, session.recorder, sampling(session.setup, 1.0)
+            session.run, session.workers, session.setup.config.rollout, session.recorder, sampling(session.setup)
         )
     assert gap is not None
     assert gap.num_tokens > 20

@@ -180,7 +180,7 @@ def test_every_step_of_an_engine_has_its_setting(
 
     if kind == "vllm":
         noting(StubVllm, "make_llm")
-        engine: Any = VllmEngine(EngineModel.of(tiny("qwen2 tied"), (5,)), VllmConfig(), 4, 2, StubVllm())
+        engine: Any = VllmEngine(EngineModel.of(tiny("qwen2 tied"), (5,)), VllmConfig(), 4, StubVllm())
         noting(StubLlm, "step")
     else:
         engine = TorchEngine(tiny(kind), (1,), 0, 4)
