@@ -21,7 +21,7 @@ from tests.preferences.sides import Random
 from tests.preferences.trainers import gradient_of, our_loss, their_dpo, their_kto, their_pairwise, trainer_of
 from tests.train.batches import frozen
 from verizero.pipeline.algorithms.base import load_algorithm, weighted
-from verizero.pipeline.rl.loss import LossInputs, policy_loss
+from verizero.pipeline.rl.loss import Counts, LossInputs, policy_loss
 from verizero.pipeline.rl.parts import Parts
 from verizero.pipeline.train import step
 from verizero.pipeline.train.backend import Backend
@@ -100,9 +100,9 @@ def _our_policy(case: Case, folder: str, rows: Rows, changes: Arguments) -> tupl
     micros = micros_of(prepared.batch, range(len(rows.responses)), 10_000, backend.ranks)
     given: list[LossInputs] = []
 
-    def recorded(parts: Parts, inputs: LossInputs, *rest: Any, **coefs: Any) -> Any:
+    def recorded(parts: Parts, inputs: LossInputs, totals: Counts) -> Any:
         given.append(inputs)
-        return policy_loss(parts, inputs, *rest, **coefs)
+        return policy_loss(parts, inputs, totals)
 
     with patch.object(step, "policy_loss", recorded):
         metrics = step._policy_gradient(backend, parts, prepared, micros, settings, 1)

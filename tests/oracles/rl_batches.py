@@ -83,11 +83,11 @@ class Solved(NamedTuple):
         return summarize(self.stats, self.totals)
 
 
-def solve(parts: Parts, inputs: LossInputs, totals: Counts | None = None, **coefs: float) -> Solved:
+def solve(parts: Parts, inputs: LossInputs, totals: Counts | None = None) -> Solved:
     """Run `policy_loss` and its backward on the inputs, whose log-probs stay as they are."""
     lp = inputs.logprobs.detach().clone().requires_grad_()
     totals = totals or count_of(parts, inputs)
-    out = policy_loss(parts, replace(inputs, logprobs=lp), totals, **coefs)
+    out = policy_loss(parts, replace(inputs, logprobs=lp), totals)
     out.loss.backward()
     assert lp.grad is not None
     assert not out.stats.requires_grad

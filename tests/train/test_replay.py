@@ -16,7 +16,7 @@ from tests.train.sampled import MAX, MODELS, VERSION, forgetting, groups_of, mod
 from verizero.pipeline.algorithms.base import load_algorithm
 from verizero.pipeline.config.sections import OptimizerConfig
 from verizero.pipeline.errors import ConfigError, DataError
-from verizero.pipeline.rl.loss import LossInputs, policy_loss
+from verizero.pipeline.rl.loss import Counts, LossInputs, policy_loss
 from verizero.pipeline.rollout.engine import Sampling
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.collate import collate, rows_of
@@ -163,9 +163,9 @@ def test_old_and_reference_logprobs_are_over_the_kept_set_too(monkeypatch: pytes
     """Of a policy that is its own reference: at the first of several updates all three are the same."""
     seen: list[LossInputs] = []
 
-    def watched(parts: Any, inputs: LossInputs, *rest: Any, **more: Any) -> Any:
+    def watched(parts: Any, inputs: LossInputs, totals: Counts) -> Any:
         seen.append(inputs)
-        return policy_loss(parts, inputs, *rest, **more)
+        return policy_loss(parts, inputs, totals)
 
     monkeypatch.setattr("verizero.pipeline.train.step.policy_loss", watched)
     groups = groups_of(model_of("qwen2", torch.float64), SAMPLINGS["both, cooler"])
