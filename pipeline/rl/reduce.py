@@ -33,10 +33,10 @@ def divide(total: Tensor, count: Tensor | float) -> Tensor:
     return torch.where(count > 0, total / count.clamp(min=torch.finfo(total.dtype).tiny), torch.zeros_like(total))
 
 
-def masked_mean(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Return the mean of x over the mask, over everything or along `dim`; 0 for an empty mask."""
+def masked_mean(x: Tensor, mask: Tensor, dim: int) -> Tensor:
+    """Return the mean of x over the mask along `dim`; 0 for an empty mask."""
     total = masked_sum(x, mask, dim)
-    return divide(total, (mask.sum() if dim is None else mask.sum(dim)).to(total.dtype))
+    return divide(total, mask.sum(dim).to(total.dtype))
 
 
 def sequence_mean(x: Tensor, mask: Tensor) -> Tensor:
