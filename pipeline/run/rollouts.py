@@ -113,7 +113,7 @@ class RolloutSource:
         """Drop all batches in flight: no later step trains on them."""
 
     def close(self) -> None:
-        """Close the engine, and end environments elsewhere and the threads of all."""
+        """Close the engine, and end the environments' threads."""
         self.engine.close()
         if self.generation.episode_setup is not None:
             self.generation.episode_setup.close()

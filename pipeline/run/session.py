@@ -111,7 +111,6 @@ class StageSetup:
     """The recipe with this stage alone, its section under its kind, at the rate that the guard has left."""
     parts: Parts | None
     """The algorithm's parts; None if the stage is not RL."""
-    """The coefficient of those parts' KL."""
     keeps_routing: bool
     """True if the experts that were used while sampling are recorded."""
     demonstrations: list[Row] | None = None
