@@ -300,8 +300,7 @@ class ServerPool:
                 deal.stop()
 
         # Each has its first response before any begins. Daemons: a request that hangs must not keep the process alive.
-        firsts = [(server, deal.take(server)) for _ in range(num_threads) for server in servers]
-        threads = [threading.Thread(target=work, args=first, daemon=True) for first in firsts]
+        threads = [threading.Thread(target=work, args=first, daemon=True) for first in deal.firsts(num_threads)]
         for thread in threads:
             thread.start()
         for _ in threads:

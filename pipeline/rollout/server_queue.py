@@ -1,6 +1,6 @@
 """Which server answers which request: one server has a whole group, and all turns of an episode, for its prefix cache.
 
-Balance goes first: no server is idle while responses wait for another one.
+Balance goes first: no server is idle while responses of the same call wait for another one.
 """
 
 from __future__ import annotations
@@ -41,6 +41,15 @@ class Deal:
                 self._groups[-1].append((i, j))
             else:
                 self._groups.append([(i, j)])
+
+    def firsts(self, num_threads: int) -> list[tuple[Server, ResponseIndex | None]]:
+        """Return the first response of each of so many threads of every server; None if none is left."""
+        # Servers with queues of their own take first, so that the others take only what is more.
+        return [
+            (server, self.take(server))
+            for _ in range(num_threads)
+            for server in sorted(self._queues, key=lambda server: not self._queues[server])
+        ]
 
     def take(self, server: Server) -> ResponseIndex | None:
         """Return the next response for a thread of this server; None if none is left."""

@@ -5,12 +5,17 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
-from verizero.pipeline.rollout.engine import Request
+from tests.models.families import build
+from tests.rollout.fake_server import FakeServer, Posted, pool_of
+from verizero.pipeline.config.rollout import VllmConfig
+from verizero.pipeline.rollout.engine import Request, Sampling
+from verizero.pipeline.rollout.engine_model import EngineModel
 from verizero.pipeline.rollout.server_queue import IN_A_ROW, Deal, ResponseIndex
 
 A, B, C = servers = ["a", "b", "c"]
@@ -84,25 +89,27 @@ def test_after_a_stop_nobody_takes_more() -> None:
     assert deal.take(A) is deal.take(B) is None  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("size", [4, 8, 30])
 @pytest.mark.parametrize("num_servers", [2, 3])
-def test_episodes_stay_and_groups_do_as_far_as_all_servers_have_episodes(size: int, num_servers: int) -> None:
-    """Also with one request a call, as where episodes do not go in step, and with histories of their own."""
-    of, rng = servers[:num_servers], random.Random(size)
-    keys = list(range(60 // size * size))
+def test_episodes_stay_and_groups_do_as_far_as_all_servers_have_episodes(tmp_path: Path, num_servers: int) -> None:
+    """Also with one request a call, as where episodes do not go in step."""
+    rng, keys = random.Random(num_servers), range(60)
+    with ExitStack() as stack:
+        fakes = [stack.enter_context(FakeServer()) for _ in range(num_servers)]
+        policy = EngineModel.of(build("qwen2", {}), (1, 5))
+        engine = pool_of(policy, VllmConfig(urls=tuple(f.url for f in fakes)), tmp_path, channel=Posted)
+        stack.callback(engine.close)
+        engine.publish(1)
 
-    def homes(turn: int) -> dict[int, str]:
-        alone = {}
-        for key in rng.sample(keys, len(keys)):
-            deal = deal_of([Request((turn, key), (0,), (key,))], of)
-            alone[key] = next(server for server in of if deal._queues[server])  # type: ignore[index]
-        return alone
+        def answered(calls: Iterable[Sequence[int]]) -> dict[int, int]:
+            """Episode -> the server that answered its turn."""
+            for fake in fakes:
+                fake.seeds.clear()
+            for call in calls:
+                engine.generate([Request((3, key), (key,), (key,)) for key in call], Sampling(9))
+            return {seed: number for number, fake in enumerate(fakes) for seed in fake.seeds}
 
-    first = homes(0)
-    counts = Counter(first.values())
-    assert max(counts.values()) - min(counts.values()) <= IN_A_ROW
-    if IN_A_ROW % size == 0:
-        assert all(len({first[key] for key in keys if key // size == group}) == 1 for group in range(len(keys) // size))
-    assert first == homes(1)
-    together = deal_of([Request((2, key), (0,), (key,)) for key in keys], of)
-    assert {keys[i]: server for server in of for i, _ in together._queues[server]} == first  # type: ignore[index]
+        homes = {key: key // IN_A_ROW % num_servers for key in keys}
+        assert answered([key] for key in rng.sample(keys, len(keys))) == homes
+        together = answered([keys])
+        assert together.keys() == homes.keys()
+        assert sum(together[key] != homes[key] for key in keys) <= IN_A_ROW, "those of the longest queue"
