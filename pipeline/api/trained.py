@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from verizero.pipeline.config.load import parse
 from verizero.pipeline.config.recipes import Resume
 from verizero.pipeline.config.run import RunConfig
-from verizero.pipeline.config.stages import RoundsConfig
 from verizero.pipeline.errors import ConfigError, RunError, boundary
 from verizero.pipeline.host.disk import write_atomic
 from verizero.pipeline.report.progress import Progress, for_terminal
@@ -222,12 +221,8 @@ def with_more_steps(config: RunConfig, steps: int, base: Path) -> RunConfig:
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ConfigError(f"steps must be a whole number of at least 1, got {steps!r}")
     stage = config.stages[-1]
-    section: Any = config.section_of(stage)
-    if isinstance(section, RoundsConfig):
-        length: dict[str, Any] = {"rounds": 1, "steps_per_round": steps}
-    elif section.trains_policy and {"steps", "epochs"} <= type(section).model_fields.keys():
-        length = {"steps": steps, "epochs": None}
-    else:
+    length = config.section_of(stage).more_steps(steps)
+    if length is None:
         raise ConfigError(f"steps={steps}: the last stage, {stage.name}, does not train the policy in steps")
     number = next(n for n in itertools.count(1) if f"more_{n}" not in config.stage_names)
     more = {"name": f"more_{number}", "kind": stage.kind, "with": {**stage.changes, **length}}

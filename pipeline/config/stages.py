@@ -138,6 +138,17 @@ class StageSection(Section):
         """Return the steps of each item. By default there is one item; 0 steps means that the data decides."""
         return [getattr(self, "steps", None) or 0]
 
+    @classmethod
+    def more_steps(cls, steps: int) -> dict[str, Any] | None:
+        """Return the changes of the section for a further stage of so many steps; None if the kind has none.
+
+        A kind has some if it trains the policy for a number of `steps`.
+        """
+        if not cls.trains_policy or "steps" not in cls.model_fields:
+            return None
+        others = {"epochs": None, "parts": 1}
+        return {"steps": steps} | {name: value for name, value in others.items() if name in cls.model_fields}
+
     def taken_from_stages(self) -> dict[str, tuple[str, str]]:
         """Return field -> (the earlier stage that it names, the file needed from its folder or `POLICY`)."""
         return {}
@@ -328,3 +339,8 @@ class RoundsConfig(StageSection):
     def steps_of_items(self) -> list[int]:
         """Return the steps of each round."""
         return [self.steps_per_round] * self.rounds
+
+    @classmethod
+    def more_steps(cls, steps: int) -> dict[str, Any] | None:
+        """Return the changes of the section for one round of so many steps."""
+        return {"rounds": 1, "steps_per_round": steps}

@@ -1,7 +1,7 @@
 """The checkpoint that a run continues from: the newest whole one, before any change of the recipe or the data.
 
-A stage that has begun keeps its length: more steps are a stage of their own. Changes of verifiers and environments in
-the middle of a stage are listed in run.json, under `changes`.
+The last stage that has begun keeps its length: more steps are a stage of their own. Changes of verifiers and
+environments in the middle of a stage are listed in run.json, under `changes`.
 
 What a run wrote and continues without is moved to `stale/N` in its folder, never deleted.
 """
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from verizero.pipeline.config.recipes import Resume
+from verizero.pipeline.config.run import section_class_of
 from verizero.pipeline.errors import CheckpointError, ResumeRefused, RunError
 from verizero.pipeline.host.disk import disk_errors, restore_folders, write_atomic
 from verizero.pipeline.report.ended import INFO, end_reason
@@ -36,7 +37,7 @@ from verizero.pipeline.train import checkpoint
 STALE_FOLDER = "stale"
 """Name of the folder with what was put aside: a numbered folder for each time."""
 LENGTHS = frozenset({"rounds", "steps_per_round", "steps", "epochs"})
-"""Names of the fields that say how long a stage is."""
+"""Names of the fields of a stage's section that say how long it is."""
 MAX_SHOWN_CHANGES = 3
 """Changes that a message lists."""
 
@@ -142,10 +143,11 @@ def checkpoint_before_changes(
     changed = _changed_fields(before, after) if after is not None and is_same else set[str]()
     code = set(filter(is_code, changed))
     has_trained = bool(state.num_done or state.step)  # else start again: the first evaluation used the old code
-    if has_trained and index == len(started) - 1 and any(f.rpartition(".")[2] in LENGTHS for f in changed):
+    if has_trained and index == len(started) - 1 and changed & {f"{before.kind}.{name}" for name in LENGTHS}:
+        by_call = ", which run.train(steps=…) does" if section_class_of(before.kind).more_steps(1) else ""
         raise RunError(
             f"{folder}: {why}; a stage that has begun keeps its length. Undo the change, add a stage of kind "
-            f"{before.kind} after it, which run.train(steps=…) does{new_run}"
+            f"{before.kind} after it{by_call}{new_run}"
         )
     failed_here = state.stage.name == before.name and end_reason(folder) == "graders_failed"
     only_code = bool(code) and code == changed

@@ -12,9 +12,12 @@ import pytest
 import verizero as vz
 from tests.api.tiny import ROWS, SMALL
 from tests.launch.runs import assert_same_bytes
+from tests.stages.tiny import tiny
+from verizero.pipeline.api.trained import with_more_steps
 from verizero.pipeline.cli import main
 from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.run.info import recipe_folder, recipe_of_run, write_origin
+from verizero.pipeline.run.state import schedule
 from verizero.pipeline.whole_run import train
 
 EACH = {**SMALL, "checkpoint.every_steps": 1, "scoring.retries": 0}
@@ -132,6 +135,29 @@ def test_more_steps_are_a_stage_of_their_own() -> None:
     whole = Path("runs/whole")
     train(config.model_copy(update={"name": "whole"}), base, whole, "never", Progress())
     assert_same_bytes(run.folder, whole)
+
+
+def test_a_program_with_more_steps_gives_the_same_bytes_when_it_is_started_again() -> None:
+    for _ in range(2):
+        go("again", good(), steps=3).train(steps=2, quiet=True)
+    assert_same_bytes(Path("runs/again"), go("once", good(), steps=3).train(steps=2, quiet=True).folder)
+    assert Path("runs/again/stale/1/stages.json").is_file()
+    go("kept", good(), steps=3).train(steps=2, quiet=True, callbacks=[lambda event: vz.STOP])
+    vz.TrainedRun("runs/kept").train(quiet=True)
+    assert_same_bytes(Path("runs/again"), Path("runs/kept"))
+    assert not Path("runs/kept/stale").exists()
+
+
+def test_more_steps_of_pairs_are_no_more_in_several_parts() -> None:
+    section = {"loss": {"name": "dpo"}, "epochs": 2, "parts": 3, "pairs": [{"file": "pairs.jsonl"}]}
+    config = with_more_steps(tiny({"stages": ["preference"], "preference": section}), 5, Path())
+    assert [item.num_steps for item in schedule(config) if item.stage == "more_1" and not item.is_evaluation] == [5]
+
+
+def test_a_kind_that_does_not_train_the_policy_has_no_more_steps() -> None:
+    config = tiny({"stages": ["sft", "reward_model"], "reward_model": {"steps": 4}})
+    with pytest.raises(vz.VerizeroError, match="the last stage, reward_model, does not train the policy in steps"):
+        with_more_steps(config, 5, Path())
 
 
 def test_a_stage_that_has_begun_keeps_its_length() -> None:

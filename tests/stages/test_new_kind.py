@@ -14,6 +14,7 @@ from tests.source import ROOT
 from tests.stages.broken import goes_on_as_if_never_broken, run
 from tests.stages.tiny import tiny
 from tests.test_documents import block
+from verizero.pipeline.api.trained import with_more_steps
 from verizero.pipeline.checks.run_facts import read
 from verizero.pipeline.config.load import dump, only_stages, parse
 from verizero.pipeline.config.run import RunConfig, section_class_of
@@ -80,6 +81,12 @@ def test_its_section_is_part_of_the_recipe() -> None:
     assert tiny({**RECIPE, "stages": [more], "questions": None}).stage_names == ("more",)
     assert "questions" not in yaml.safe_load(dump(tiny()))
     assert type(tiny()) is RunConfig
+
+
+@pytest.mark.usefixtures("questions")
+def test_it_has_more_steps() -> None:
+    further = with_more_steps(tiny(RECIPE), 5, Path()).stages[-1]
+    assert (further.name, further.kind, further.changes) == ("more_1", "questions", {"steps": 5})
 
 
 @pytest.mark.usefixtures("questions")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from verizero.pipeline.run import fingerprints as stale
 from verizero.pipeline.run.choose_checkpoint import STALE_FOLDER, checkpoint_before_changes
 from verizero.pipeline.run.fingerprints import STAGES_FILE, read_stages_file
 from verizero.pipeline.run.opening import prepare_run
-from verizero.pipeline.run.state import RunState
+from verizero.pipeline.run.state import RunState, read_state
 
 SHORT: dict[str, Any] = {
     "stages": ["sft", "rl", {"name": "sft_again", "kind": "sft", "with": {"steps": 3}}],
@@ -126,6 +127,30 @@ def test_changed_rows_are_seen(base: Path) -> None:
     with pytest.raises(RunError, match=r"other data: seed was 3, is 4; "):
         stale_lines(short("seed=4"), base)
     assert stale_lines(short(), base) == []
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(("kind", "has_more_steps"), [("sft", True), ("rl", True), ("reward_model", False)])
+def test_the_remedy_for_another_length_names_a_call_that_the_kind_accepts(
+    base: Path, kind: str, has_more_steps: bool
+) -> None:
+    *before, last = read_stages_file(base / "run")
+    field = "rl.rounds" if kind == "rl" else f"{kind}.steps"
+    begun, changed = (replace(last, kind=kind, fingerprint=str(n), fields={field: n}) for n in (3, 4))
+    stale.write_stages_file(base / "run", [*before, begun])
+    with pytest.raises(RunError, match=rf"{field} was 3, is 4; .* keeps its length") as caught:
+        checkpoint_before_changes(base / "run", [*before, changed], newest(base), Progress())
+    assert ("run.train(steps=…)" in str(caught.value)) == has_more_steps
+
+
+@pytest.mark.integration
+def test_a_parameter_of_a_verifier_is_no_length(base: Path) -> None:
+    *before, last = read_stages_file(base / "run")
+    begun = replace(last, fingerprint="earlier", fields={**last.fields, "data.verifiers.mine.params.steps": 3})
+    stale.write_stages_file(base / "run", [*before, begun])
+    end = checkpoint_before_changes(base / "run", [*before, last], newest(base), Progress())
+    assert end is not None
+    assert read_state(end).stage.name == "rl"
 
 
 @pytest.mark.integration
