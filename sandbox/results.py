@@ -20,19 +20,18 @@ WITH_NAMESPACES = 3
 """Isolation level at which each run has namespaces of its own."""
 
 
-def require_positive(numbers: Any) -> None:
-    """Raise ValueError naming a field of a dataclass that is no positive number."""
-    for field_of in fields(numbers):
-        value = getattr(numbers, field_of.name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-            raise ValueError(f"{type(numbers).__name__}.{field_of.name} must be a positive number, got {value!r}")
+MOST: Mapping[str, int] = {
+    "wall_s": 7200, "cpu_s": 3600, "memory_mib": 1_000_000, "output_kib": 1_000_000, "disk_mib": 1_000_000,
+    "processes": 32_768, "max_tests": 65_535,
+}  # fmt: skip
+"""The most of each limit: no program holds a worker for longer, and each number fits into an order to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The limits of one test. Tests share a process only as long as together they use less than half of them.
 
-    Raises: ValueError naming the limit that is not positive.
+    Raises: ValueError naming the limit that is not positive, or above `MOST`.
     """
 
     wall_s: float = 10.0
@@ -50,7 +49,10 @@ class Limits:
     max_tests: int = 1000
 
     def __post_init__(self) -> None:
-        require_positive(self)
+        for name, most in MOST.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= most:
+                raise ValueError(f"Limits.{name} must be a positive number of at most {most}, got {value!r}")
         for limit in fields(self)[2:]:
             object.__setattr__(self, limit.name, math.ceil(getattr(self, limit.name)))
 

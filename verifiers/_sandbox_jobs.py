@@ -17,7 +17,7 @@ from verizero.pipeline.types import Verdict
 from verizero.sandbox import settings as sandbox_settings
 from verizero.sandbox.api import check as sandbox_check
 from verizero.sandbox.languages import NO_COMPILE
-from verizero.sandbox.results import OVER_TIME
+from verizero.sandbox.results import MOST, OVER_TIME
 from verizero.sandbox.worker import codec
 from verizero.verifiers._programs import with_prelude
 from verizero.verifiers.base import VerifierParams
@@ -41,10 +41,12 @@ CHECKER = "checker: "
 class SandboxParams(VerifierParams):
     """Limits of a run. None: the limit of the recipe's section `sandbox`, else the sandbox's default."""
 
-    wall_s: float | None = Field(None, gt=0, description="seconds of wall time, for programs that sleep")
-    cpu_s: float | None = Field(None, gt=0, description="seconds of CPU time")
-    memory_mib: int | None = Field(None, ge=1)
-    output_kib: int | None = Field(None, ge=1)
+    wall_s: float | None = Field(
+        None, gt=0, le=MOST["wall_s"], description="seconds of wall time, for programs that sleep"
+    )
+    cpu_s: float | None = Field(None, gt=0, le=MOST["cpu_s"], description="seconds of CPU time")
+    memory_mib: int | None = Field(None, ge=1, le=MOST["memory_mib"])
+    output_kib: int | None = Field(None, ge=1, le=MOST["output_kib"])
 
     def limits(self, of_row: Mapping[str, float] | None = None) -> sandbox.Limits:
         """Return the sandbox's limits, replaced by those of a row, and those by the ones that are set here."""

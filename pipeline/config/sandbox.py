@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field, field_validator
 
 from verizero.pipeline.config.sections import Section
+from verizero.sandbox.results import MOST
 
 
 class SandboxConfig(Section):
@@ -25,14 +26,19 @@ class SandboxConfig(Section):
     )
     token_env: str | None = Field(None, description="environment variable that holds the services' token")
     wall_s: float | None = Field(
-        None, gt=0, description="seconds of wall-clock time; null here and below: the sandbox's default"
+        None,
+        gt=0,
+        le=MOST["wall_s"],
+        description="seconds of wall-clock time; null here and below: the sandbox's default",
     )
-    cpu_s: float | None = Field(None, gt=0, description="CPU seconds, over all threads")
-    memory_mib: int | None = Field(None, ge=1)
-    output_kib: int | None = Field(None, ge=1)
-    disk_mib: int | None = Field(None, ge=1, description="size of the files in the scratch folder")
-    processes: int | None = Field(None, ge=1, description="most threads and processes at a time")
-    max_tests: int | None = Field(None, ge=1, description="most tests of a reference; one with more is refused")
+    cpu_s: float | None = Field(None, gt=0, le=MOST["cpu_s"], description="CPU seconds, over all threads")
+    memory_mib: int | None = Field(None, ge=1, le=MOST["memory_mib"])
+    output_kib: int | None = Field(None, ge=1, le=MOST["output_kib"])
+    disk_mib: int | None = Field(None, ge=1, le=MOST["disk_mib"], description="size of the files in the scratch folder")
+    processes: int | None = Field(None, ge=1, le=MOST["processes"], description="most threads and processes at a time")
+    max_tests: int | None = Field(
+        None, ge=1, le=MOST["max_tests"], description="most tests of a reference; one with more is refused"
+    )
 
     @field_validator("url")
     @classmethod

@@ -18,7 +18,7 @@ from verizero.pipeline.environments.tools._programs import run
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.fences import blocks_in, program_among
 from verizero.pipeline.types import Message, Prompt, Verdict
-from verizero.sandbox.results import OVER_TIME
+from verizero.sandbox.results import MOST, OVER_TIME
 
 EXAMPLE = Prompt(
     "repair/1",
@@ -38,9 +38,9 @@ class Params(EnvironmentParams):
     brief: bool = Field(
         False, description="an error is the word error, not its message, which small models have no characters for"
     )
-    cpu_s: float = Field(2.0, gt=0, description="seconds of CPU time of a test")
-    wall_s: float = Field(10.0, gt=0, description="seconds of a test, for programs that sleep")
-    memory_mib: int = Field(256, ge=1)
+    cpu_s: float = Field(2.0, gt=0, le=MOST["cpu_s"], description="seconds of CPU time of a test")
+    wall_s: float = Field(10.0, gt=0, le=MOST["wall_s"], description="seconds of a test, for programs that sleep")
+    memory_mib: int = Field(256, ge=1, le=MOST["memory_mib"])
 
     def languages(self) -> frozenset[str]:
         """Return Python."""

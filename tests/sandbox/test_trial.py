@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 from collections.abc import Iterator
 
 import pytest
 
 from verizero import sandbox
+from verizero.sandbox import process
+from verizero.sandbox.results import MOST
 from verizero.sandbox.worker import frames
 
 pytestmark = pytest.mark.integration  # workers of the sandbox
@@ -161,11 +164,14 @@ def test_malformed_tests_are_refused(pool: sandbox.Pool) -> None:
             sandbox.run("pass", tests, mode=mode, pool=pool)  # type: ignore[arg-type]
 
 
-def test_limits_must_be_positive() -> None:
-    for name in ("wall_s", "cpu_s", "memory_mib", "output_kib", "disk_mib", "processes"):
-        for value in (0, -1, float("nan"), float("inf"), True):
-            with pytest.raises(ValueError, match=name):
+def test_limits_must_be_positive_and_have_a_most() -> None:
+    assert set(MOST) == {field.name for field in dataclasses.fields(sandbox.Limits)}
+    for name, most in MOST.items():
+        for value in (0, -1, float("nan"), float("inf"), True, most + 0.5, 1e300):
+            with pytest.raises(ValueError, match=rf"Limits\.{name} must be a positive number of at most {most}, got"):
                 sandbox.Limits(**{name: value})  # type: ignore[arg-type]
+    largest = process.order(frames.STDIN, sandbox.Limits(**MOST), MOST["max_tests"])  # type: ignore[arg-type]
+    assert frames.Order.unpack(largest.pack()) == largest
 
 
 def test_forged_records_end_the_list() -> None:

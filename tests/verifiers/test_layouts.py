@@ -110,6 +110,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"fn": "f", "tests": [{"args": [1], "expected": 1, "kwrags": {}}]}, r"expected the keys args, expected"),
     ({**STDIN, "limits": {"seconds": 1}}, "reference.limits: expected an object with some of cpu_s"),
     ({**STDIN, "limits": {"cpu_s": -1}}, "reference.limits.cpu_s: expected a number above 0"),
+    ({**STDIN, "limits": {"memory_mib": 2**40}}, "its limit memory_mib must be at most 1000000, got 1099511627776"),
     ({**STDIN, "language": "cobol"}, "'cobol' cannot run here; known: python, c, cpp"),
     ({"public_tests": {"input": [], "output": []}, "input_file": "in.txt"}, "read or write the file 'in.txt'"),
     ({"official_tests": [], "interaction_format": "asks"}, "the problem is interactive"),

@@ -17,6 +17,7 @@ from verizero.pipeline.errors import DataError
 from verizero.pipeline.fences import language_named
 from verizero.pipeline.host.disk import parse_json
 from verizero.pipeline.near import did_you_mean
+from verizero.sandbox.results import MOST
 
 Mode = Literal["stdin", "function"]
 Language = Literal["python", "c", "cpp", "java", "go", "rust", "javascript", "bash"]
@@ -164,6 +165,9 @@ def _with_common(tests: Tests, reference: Reference) -> Tests:
             own[key] = text_of(reference[key], f"reference.{key}")
     if "limits" in reference:
         own["limits"] = {**tests.limits, **limits_of(reference["limits"])}
+    for name, limit in own.get("limits", tests.limits).items():
+        if limit > MOST[name]:
+            raise DataError(f"reference: its limit {name} must be at most {MOST[name]}, got {limit!r:.40}")
     if "language" in reference:
         own["language"] = language_of(reference["language"])
     return replace(tests, **own)

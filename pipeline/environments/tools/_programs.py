@@ -11,15 +11,16 @@ from verizero import sandbox
 from verizero.pipeline.environments.tools.base import ToolParams
 from verizero.pipeline.errors import EnvironmentFailed, IsolationError
 from verizero.sandbox import settings
+from verizero.sandbox.results import MOST
 
 
 class ProgramParams(ToolParams):
     """Limits of one program."""
 
-    wall_s: float = Field(10.0, gt=0, description="seconds of wall time, for programs that sleep")
-    cpu_s: float = Field(5.0, gt=0, description="seconds of CPU time")
-    memory_mib: int = Field(512, ge=1)
-    output_kib: int = Field(64, ge=1, description="standard output")
+    wall_s: float = Field(10.0, gt=0, le=MOST["wall_s"], description="seconds of wall time, for programs that sleep")
+    cpu_s: float = Field(5.0, gt=0, le=MOST["cpu_s"], description="seconds of CPU time")
+    memory_mib: int = Field(512, ge=1, le=MOST["memory_mib"])
+    output_kib: int = Field(64, ge=1, le=MOST["output_kib"], description="standard output")
 
     def languages(self) -> frozenset[str]:
         """Return Python, in which most programs are written."""

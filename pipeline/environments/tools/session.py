@@ -11,6 +11,7 @@ from verizero.pipeline.environments.tools._programs import Output, ProgramParams
 from verizero.pipeline.environments.tools.base import Toolbox, tool
 from verizero.pipeline.errors import EnvironmentFailed, IsolationError, SessionError
 from verizero.pipeline.types import Prompt
+from verizero.sandbox.results import MOST
 from verizero.sandbox.settings import SESSION, open_session
 
 
@@ -18,7 +19,7 @@ class Params(ProgramParams):
     """Limits of one call, and of all calls of an episode."""
 
     calls: int = Field(100, ge=1, description="calls of an episode")
-    disk_mib: int = Field(16, ge=1, description="files of an episode")
+    disk_mib: int = Field(16, ge=1, le=MOST["disk_mib"], description="files of an episode")
     shell: bool = Field(True, description="false: Python alone")
 
     def languages(self) -> frozenset[str]:
