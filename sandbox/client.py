@@ -14,7 +14,7 @@ from typing import Any
 from verizero.pipeline.errors import IsolationError
 from verizero.pipeline.host.requests import MAX_BODY, open_url
 from verizero.sandbox.api import refused
-from verizero.sandbox.results import Limits, RunResult, TestResult, Trial
+from verizero.sandbox.results import Limits, RunResult, TestResult, Tests, Trial
 from verizero.sandbox.worker import codec
 
 _PAUSE_S = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0)
@@ -131,17 +131,24 @@ def trial_to_json(trial: Trial) -> dict[str, Any]:
     }
 
 
-def result_to_json(result: RunResult) -> dict[str, Any]:
-    """Return the result as JSON, with the encoded value that each test's function returned."""
+def result_to_json(result: RunResult, tests: Tests) -> dict[str, Any]:
+    """Return the result of a program on `tests` as JSON.
+
+    Returned values are sent, encoded, of tests that expect None or nothing, and of the first test that failed.
+    """
     names = ("status", "stdout", "error", "cpu_s", "wall_s", "peak_mib")
-    tests = [{n: getattr(t, n) for n in names} | {"encoded_value": t.encoded.decode("ascii")} for t in result.tests]
+    results = [{name: getattr(test, name) for name in names} for test in result.tests]
+    first = next((i for i, test in enumerate(result.tests) if not test.passed), None)
+    for i, (test, done) in enumerate(zip(tests, result.tests, strict=False)):
+        if i == first or test.get("expected") is None:
+            results[i]["encoded_value"] = done.encoded.decode("ascii")
     return {
         "passed": result.passed,
         "status": result.status,
         "level": result.level,
         "num_tests": result.num_tests,
         "wall_s": result.wall_s,
-        "tests": tests,
+        "tests": results,
     }
 
 

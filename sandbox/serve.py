@@ -118,8 +118,9 @@ class SandboxService(Service):
 
     def _run(self, job: Job) -> dict[str, Any]:
         """Run a job. Raises: ValueError if it cannot be run; IsolationError where its language is not installed."""
-        (result,) = run_many([job.trial()], pool=self.pool)
-        return result_to_json(result)
+        trial = job.trial()
+        (result,) = run_many([trial], pool=self.pool)
+        return result_to_json(result, trial.tests)
 
     def health(self) -> dict[str, Any]:
         """Return the isolation level, the walls, the languages, the packages, and how many programs wait and were run.

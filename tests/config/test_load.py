@@ -242,6 +242,7 @@ class TestRefusals:
             ("rollout.temperature=0", "rollout.temperature", "0"),
             ("rollout.engine=vlm", "rollout.engine", "'vlm'"),
             ("model.dtype=float16", "model.dtype", "'float16'"),
+            ("sandbox.memory_mib=1099511627776", "sandbox.memory_mib", "1099511627776"),
             ("name=../up", "name", "'../up'"),
             ("name=''", "name", "''"),
             ("rl=[1]", "rl", "[1]"),

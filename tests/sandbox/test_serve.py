@@ -192,6 +192,12 @@ def test_values_come_back(server: SandboxService) -> None:
     assert answer.tests[0].value == {2: (1.5, frozenset({2}), "ä")}
     assert repr(answer.tests[1].value) == "<A>"
     assert [t.status for t in answer.tests] == ["wrong_answer"] * 2
+    known = [{"fn": "f", "args": [n], "expected": n} for n in (1, 2, 3, 4)]
+    (answer,) = Client(server.address, TOKEN).run_many(
+        [sandbox.Trial("def f(n): return n % 2 * n", known, "function", LIMITS)]
+    )
+    assert [t.status for t in answer.tests] == ["passed", "wrong_answer"] * 2
+    assert [t.value for t in answer.tests] == [None, 0, None, None], "an expected value is known: the first error tells"
 
 
 def test_other_languages_run_or_are_said_to_be_missing(server: SandboxService) -> None:
