@@ -30,6 +30,7 @@ _MOST_PAUSE_S = 1.0
 """Seconds after which a next child is asked for again, where the forker could make none."""
 _TOKEN_BYTES = 8
 _MAX_PACKET = 256 << 10
+_MSG_PEEK, _MSG_DONTWAIT = 2, 64
 
 
 def main(jail: walls.Jail, caller: int, config: dict[str, Any]) -> None:
@@ -126,6 +127,9 @@ class Keeper:
         if not packet:
             self.end()
         order, connection = marshal.loads(packet), _Connection(files[0])
+        if len(self.sessions) >= self.max_sessions:  # some may be closed, and their sockets not yet read
+            for session in [s for s in self.sessions.values() if s.connection.is_closed]:
+                session.close()
         if len(self.sessions) >= self.max_sessions:
             connection.refuse(f"{self.max_sessions} sessions are open; close some, or raise `ulimit -n`")
             return
@@ -178,7 +182,7 @@ class KeeperSession:
     def on_order(self) -> None:
         """Carry out an order of the client; end the session if the client is gone."""
         order = self.connection.receive()
-        if order is None:
+        if order is None or self.watch is not None:  # a client that does not wait for its answer is broken
             self.close()
             return
         try:
@@ -363,6 +367,16 @@ class _Connection:
         import _socket
 
         self.sock = _socket.socket(fileno=connection)
+
+    @property
+    def is_closed(self) -> bool:
+        """True if the client has closed its end."""
+        try:
+            return not self.sock.recv(1, _MSG_PEEK | _MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def refuse(self, why: str) -> None:
         """Answer a client whose session cannot be opened, and close the connection."""
