@@ -190,6 +190,11 @@ def test_a_decision_has_one_budget_of_work_for_all_its_parts(monkeypatch: pytest
     one = parse("\\sin(1)")
     with pytest.raises(OverBudget):
         BUDGET.within(1_000, bounds, one, {}, 160, False)
+    roots = parse("+".join(f"\\sqrt[3]{{7^{{21000}}+{n}}}" for n in range(1, 7)))
+    with pytest.raises(OverBudget):  # for roots that are tried and are not rational
+        BUDGET.within(4_000_000, bounds, roots, {}, 160, False)
+    powers = parse("+".join(f"7^{{{20_000 + n}}}" for n in range(60)))
+    BUDGET.within(2_000_000, bounds, powers, {}, 160, False)  # the first ones are exact, and bounds of others taken
     monkeypatch.setattr(evaluation, "LOOK", 0)
     monkeypatch.setattr(evaluation, "NET_CPU_S", -1.0)
     verdict = score([("\\boxed{\\sin(2)}", "\\sin(1)")])[0]

@@ -42,6 +42,8 @@ NODE = 500
 """The work of a node, in bits of results that take as long."""
 STEP = 10
 """The work of an operation on bounds, for each bit of the precision."""
+SQUARE_ROOT, OTHER_ROOT = 15, 12
+"""The work of a root that is not rational, by shifts of the square of its bits: 1 and 12 ms for 60,000 bits."""
 MAX_STEPS = 1_500
 LOOK = 100_000
 """The work after which the clock is read again."""
@@ -219,25 +221,31 @@ def _inverse(value: Value) -> Value:
     return 1 / value
 
 
-def _arcsine(value: Value) -> Value:
+def _of_ratio(value: Value) -> Mpi:
+    """Return bounds within [-1, 1]: what only the rounding of a bound leaves outside is cut off."""
     if value > 1 or value < -1:
         raise Undefined
-    # What only the rounding of a bound leaves outside is cut off.
     low, high = value._mpi_
-    low, high = (
+    return (
         libmp.fnone if libmp.mpf_lt(low, libmp.fnone) else low,
         libmp.fone if libmp.mpf_gt(high, libmp.fone) else high,
     )
+
+
+def _arcsine(value: Value) -> Value:
+    low, high = _of_ratio(value)
     precision = INTERVALS.prec
     return INTERVALS.make_mpf((libmp.mpf_asin(low, precision, "f"), libmp.mpf_asin(high, precision, "c")))
 
 
+def _arccosine(value: Value) -> Value:
+    low, high = _of_ratio(value)  # the function falls, so the bounds change places; pi/2 - arcsin 1 would be no zero
+    precision = INTERVALS.prec
+    return INTERVALS.make_mpf((libmp.mpf_acos(high, precision, "f"), libmp.mpf_acos(low, precision, "c")))
+
+
 def _arctangent(value: Value) -> Value:
     return INTERVALS.make_mpf(libmp.mpi_atan(value._mpi_, INTERVALS.prec))
-
-
-def _complement(angle: Value) -> Value:
-    return INTERVALS.pi / 2 - angle
 
 
 def _hyperbolic_sine(value: Value) -> Value:
@@ -263,10 +271,10 @@ FUNCTIONS: dict[str, Callable[[Value], Value]] = {
     "sec": lambda x: 1 / INTERVALS.cos(_angle(x)),
     "csc": lambda x: 1 / INTERVALS.sin(_angle(x)),
     "asin": _arcsine,
-    "acos": lambda x: _complement(_arcsine(x)),
+    "acos": _arccosine,
     "atan": _arctangent,
-    "acot": lambda x: _complement(_arctangent(x)),
-    "asec": lambda x: _complement(_arcsine(_inverse(x))),
+    "acot": lambda x: INTERVALS.pi / 2 - _arctangent(x),
+    "asec": lambda x: _arccosine(_inverse(x)),
     "acsc": lambda x: _arcsine(_inverse(x)),
     "sinh": _hyperbolic_sine,
     "cosh": _hyperbolic_cosine,
@@ -335,6 +343,17 @@ class _Evaluation:
             raise TooBig
         return as_bounds(value)
 
+    def is_over(self) -> bool:
+        """True if exact values have used up the budget, and bounds of them are taken."""
+        return self.precision > 0 and self.work > MAX_WORK
+
+    def not_exact(self, exc: Exception, base: Exact, degree: int) -> None:
+        """Count the roots of `base` that were tried. Raises: `exc`, unless bounds take the place of exact values."""
+        if not self.precision:
+            raise exc
+        if isinstance(exc, NotExact):
+            BUDGET.spend(_bits(base) ** 2 >> (SQUARE_ROOT if degree == 2 else OTHER_ROOT))
+
     def note(self, value: Value) -> None:
         """Take the size of an intermediate value into the extent.
 
@@ -348,7 +367,7 @@ class _Evaluation:
 
     def joined(self, operation: Callable[[Value, Value], Value], a: Value, b: Value) -> Value:
         """Return the sum or product of two values."""
-        if self.precision and is_exact(a) != is_exact(b):
+        if (self.precision and is_exact(a) != is_exact(b)) or self.is_over():
             a, b = as_bounds(a), as_bounds(b)
         total = operation(a, b)
         # Counted here too, as thousands of factors would grow a product before the check of its node.
@@ -367,12 +386,11 @@ class _Evaluation:
 
     def power(self, base: Value, exponent: Value) -> Value:
         """Return a power; an exact exponent keeps a real base real."""
-        if is_exact(base) and is_exact(exponent):
+        if is_exact(base) and is_exact(exponent) and (base in (0, 1, -1) or not self.is_over()):
             try:
                 return raised(base, exponent)
-            except (NotExact, TooBig):
-                if not self.precision:
-                    raise
+            except (NotExact, TooBig) as exc:
+                self.not_exact(exc, base, exponent.denominator)
         rational = exponent if is_exact(exponent) else None
         base, exponent = as_bounds(base), as_bounds(exponent)
         if rational is not None and rational.denominator == 1:
@@ -416,9 +434,8 @@ class _Evaluation:
             if is_exact(value) and is_exact(base):
                 try:
                     return logarithm(value, base)
-                except (NotExact, TooBig):
-                    if not self.precision:
-                        raise
+                except (NotExact, TooBig) as exc:
+                    self.not_exact(exc, base, MAX_LOG_DENOMINATOR)
             return self.log(value) / self.log(base)
         rule = FUNCTIONS.get(kind)
         if not self.precision or (rule is None and kind not in {"ln", "Re", "Im"}):
@@ -541,7 +558,10 @@ def logarithm(value: Exact, base: Exact) -> Exact:
     """
     if value <= 0 or base <= 0 or base == 1:
         raise NotExact
-    near = Fraction(_natural_log(value) / _natural_log(base)).limit_denominator(MAX_LOG_DENOMINATOR)
+    divisor = _natural_log(base)
+    if divisor == 0:  # a base too near to 1 for a float
+        raise NotExact
+    near = Fraction(_natural_log(value) / divisor).limit_denominator(MAX_LOG_DENOMINATOR)
     exponent = near.numerator if near.denominator == 1 else near
     if raised(base, exponent) != value:
         raise NotExact
