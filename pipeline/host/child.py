@@ -223,7 +223,8 @@ class Helper:
     """A program of ours that answers each line of JSON with one, after a first line that says that it is ready.
 
     It is started when first needed and asked one question at a time, from any thread. It is replaced when it dies, and
-    killed when it is silent. It inherits no environment variable but those by which programs are found.
+    killed when it is silent. It runs in the folder / and inherits no environment variable but those by which programs
+    are found.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], start_s: float) -> None:
@@ -233,7 +234,15 @@ class Helper:
         self._is_ready = False
 
     def ask(self, question: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Return the reply. Raises: OSError if the program does not start, ends, or is silent for so long."""
+        """Return the reply.
+
+        Raises: OSError if JSON cannot write the question or read the reply, or if the program does not start, ends, or
+        is silent for so long.
+        """
+        try:
+            text = json.dumps(question, default=str)
+        except (ValueError, TypeError, RecursionError) as exc:
+            raise OSError(f"cannot be asked: {exc}") from exc
         # After a fork the pipes belong to the parent, and a thread of the parent may hold the lock forever.
         if self._owner != os.getpid():
             self._lock, self._process, self._owner = threading.Lock(), None, os.getpid()
@@ -246,12 +255,16 @@ class Helper:
                 raise OSError("did not start")
             line: bytes | None = b""
             with contextlib.suppress(OSError):
-                self._lines.send(json.dumps(question, default=str))
+                self._lines.send(text)
                 line = self._lines.next(timeout_s)
             if not line:
                 self._replace()  # it starts up while other work is done
                 raise OSError("ended" if line is not None else f"was silent for {timeout_s:.0f} s on a busy machine")
-        reply: dict[str, Any] = json.loads(line)
+            try:
+                reply: dict[str, Any] = json.loads(line)
+            except ValueError as exc:
+                self._replace()
+                raise OSError(f"answered what is no JSON: {line!r:.80}") from exc
         return reply
 
     def close(self) -> None:
@@ -263,7 +276,7 @@ class Helper:
         self._drop()
         kept = {k: v for k, v in os.environ.items() if k in ("PATH", "LD_LIBRARY_PATH")}
         self._process = start(
-            self._command, env={**kept, **self._environment},
+            self._command, env={**kept, **self._environment}, cwd="/",
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         self._lines, self._is_ready = Lines(self._process), False

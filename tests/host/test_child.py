@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -138,6 +139,50 @@ def test_lines_come_whole_in_time_or_not_at_all() -> None:
     assert lines.next(60) == b""
     child.end(asked)
     child.close_pipes(asked)
+
+
+HELPER = """
+import json, os, sys, time
+print("ready", flush=True)
+for line in sys.stdin:
+    what = json.loads(line)["what"]
+    if what == "end":
+        sys.exit(3)
+    if what == "sleep":
+        time.sleep(600)
+    print(what or json.dumps([os.getpid(), os.getcwd(), os.environ.get("OWN"), "HOME" in os.environ]), flush=True)
+"""
+
+
+def test_a_helper_is_replaced_when_it_ends_or_is_silent_or_belongs_to_another_process() -> None:
+    def ask(what: str = "", timeout_s: float = 60) -> Any:
+        return helper.ask({"what": what}, timeout_s)
+
+    helper = child.Helper([*FLAGS, HELPER], {"OWN": "given"}, 60)
+    pids = [(reply := ask())[0]]
+    assert reply[1:] == ["/", "given", False]
+    for what, timeout_s, reason in (("end", 60, "ended"), ("sleep", 0.2, "was silent for 0 s"), ("{", 60, "no JSON")):
+        with pytest.raises(OSError, match=reason):
+            ask(what, timeout_s)
+        pids.append(ask()[0])
+    with pytest.raises(OSError, match="cannot be asked: keys must be"):
+        helper.ask({"what": {(): 1}}, 60)
+    assert len(set(pids)) == 4
+    assert alive(pids) == {pids[-1]}
+    copy = os.fork()
+    if copy == 0:
+        try:
+            own = ask()[0]
+            helper.close()
+            os._exit(0 if own not in pids else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1]) == 0
+    assert ask()[0] == pids[-1], "the copy's was another"
+    helper.close()
+    assert not alive(pids)
+    with pytest.raises(OSError, match="did not start"):
+        child.Helper([*FLAGS, ""], {}, 60).ask({}, 60)
 
 
 def test_a_watched_program_has_limits_and_leaves_its_status(tmp_path: Path) -> None:
