@@ -6,6 +6,7 @@ One request per line of standard input, one reply per line of standard output, a
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import inspect
 import json
@@ -20,6 +21,8 @@ from typing import Any
 
 EVALUATES = re.compile(r"\b(eval|exec|parse_expr|sympify|literal_eval)\(")
 NAMES = {"sin", "cos", "tan", "exp", "log", "sqrt", "Abs", "pi", "E", "C", "asin", "acos", "atan"}
+PR_SET_PDEATHSIG = 1
+LIBC = ctypes.CDLL(None)
 PLAIN = re.compile(r"[\w\s+\-*/().,\[\]'\"^=|]*", re.ASCII)
 
 
@@ -78,11 +81,14 @@ def score(dataset: Any, request: dict[str, Any]) -> dict[str, Any]:
 def in_a_copy(act: Callable[[], dict[str, Any]], seconds: float, memory_mib: int) -> dict[str, Any]:
     """Return what `act` returns, in a copy of this process; {"over"} where it takes more CPU seconds.
 
-    So an answer costs the next one nothing, whatever its scorer keeps.
+    So an answer costs the next one nothing, whatever its scorer keeps. The kernel ends the copy with this process.
     """
     ours, theirs = os.pipe()
-    copy = os.fork()
+    parent, copy = os.getpid(), os.fork()
     if copy == 0:
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it ended before the line above
+            os._exit(1)
         limit = memory_mib << 20
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         signal.signal(signal.SIGPROF, signal.SIG_DFL)

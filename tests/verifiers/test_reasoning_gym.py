@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import itertools
 import os
+import resource
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.processes import alive, until
 from verizero.pipeline.types import Attempt, Verdict
 from verizero.verifiers._gym_scorer import in_a_copy, is_plain
 from verizero.verifiers.reasoning_gym import reasoning_gym
@@ -103,13 +107,28 @@ def test_hostile_answers_are_not_plain(text: str) -> None:
     [
         (lambda: {"score": 1.0}, {"score": 1.0}),
         (lambda: {"score": sum(1 for _ in itertools.count())}, {"over": True}),
-        (lambda: {"score": len(bytearray(1 << 40))}, {"error": "MemoryError: "}),
+        (lambda: {"score": resource.getrlimit(resource.RLIMIT_AS)[0]}, {"score": 1 << 36}),
         (lambda: os.kill(os.getpid(), signal.SIGKILL), {"error": "the scorer was ended by -9"}),
         (lambda: int("x"), {"error": "ValueError: invalid literal for int() with base 10: 'x'"}),
     ],
 )
 def test_an_answer_has_its_own_time_and_memory_and_costs_no_other(act: Any, reply: dict[str, Any]) -> None:
     assert in_a_copy(act, 0.2, 1 << 16) == reply
+
+
+def test_an_answer_ends_with_the_process_that_asked_for_it() -> None:
+    code = (
+        "import os, time; from verizero.verifiers._gym_scorer import in_a_copy\n"
+        "in_a_copy(lambda: print(os.getpid(), flush=True) or time.sleep(600), 600, 1 << 16)"
+    )
+    asking = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert asking.stdout is not None
+    copy = int(asking.stdout.readline())
+    assert alive([copy]) == {copy}
+    asking.kill()
+    asking.wait()
+    asking.stdout.close()
+    until(lambda: not alive([copy]), "the end of the copy")
 
 
 @pytest.mark.parametrize(
@@ -120,6 +139,7 @@ def test_an_answer_has_its_own_time_and_memory_and_costs_no_other(act: Any, repl
         {"dataset": "chain_sum"},
         {"dataset": "chain_sum", "entry": {}},
         {"dataset": "no_such", "entry": {"answer": "4"}},
+        {"dataset": "chain_sum", "entry": {"answer": "4", ("no", "key"): 1}},
     ],
 )
 def test_broken_references_are_no_wrong_answers(bad: Any) -> None:
