@@ -169,7 +169,9 @@ def sandbox_checks(min_level: int = 2) -> list[Checked]:
     if isolation.level >= min_level:
         checks = [Checked("sandbox", True, f"isolation level L{isolation.level}")]
     else:
-        checks = [_broken("sandbox", explain(isolation, min_level), "or run programs elsewhere (sandbox.url)")]
+        checks = [
+            _broken("sandbox", explain(isolation, min_level), "to run programs on another machine, set sandbox.url")
+        ]
     for wall, is_up in isolation.stands.items():
         note = isolation.notes.get(wall) or ("up" if is_up else "not available here")
         checks.append(Checked(f"  {wall}", is_up, note))
