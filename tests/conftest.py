@@ -29,7 +29,14 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # more processes than cores: threads of
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # else torch's compiler starts a process per core
 
 settings.load_profile("ci")  # the same examples everywhere, and no limit of time, which a busy machine exceeds
-WHOLE_FILE = re.compile(r"^pytestmark = .*\bintegration\b", re.MULTILINE)
+OF_LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+UNIT, TEST, NIGHTLY = "not run", "not nightly", "nightly"
+"""What `make test-unit`, `make test` and `make nightly` want: expressions of marks."""
+WHOLE_FILE = {
+    UNIT: re.compile(r"^pytestmark = .*\brun\b", re.M),
+    TEST: re.compile(r"^pytestmark = .*\bnightly\b", re.M),
+}
+"""Files of which an expression wants no test."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -55,9 +62,16 @@ def pytest_configure(config: pytest.Config) -> None:
 def end_default_group() -> Iterator[None]:
     """End the default process group after each file: FSDP and DeepSpeed on one rank make one and leave it.
 
+    DeepSpeed leaves variables of launchers too, by which other libraries would wait for further ranks.
     Freeze again what vLLM unfreezes at its end: each further collection would look through all of it for a second.
     """
+    before = {name: os.environ.get(name) for name in OF_LAUNCHERS}
     yield
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
     if "vllm" in sys.modules and not gc.get_freeze_count():  # to count takes half a second: it looks at each object
         gc.freeze()
     if "torch.distributed" in sys.modules and (dist := sys.modules["torch.distributed"]).is_initialized():
@@ -67,7 +81,7 @@ def end_default_group() -> Iterator[None]:
 @cache
 def imports_vllm(file: Path) -> bool:
     """True for a file whose tests import vLLM into their process."""
-    return "\npytestmark = [pytest.mark.integration, needs_vllm]" in file.read_text(encoding="utf-8")
+    return re.search(r"^pytestmark = .*\bneeds_vllm\b", file.read_text(encoding="utf-8"), re.MULTILINE) is not None
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -86,14 +100,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 @pytest.hookimpl(optionalhook=True)  # without xdist there is none
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Two processes more than there are cores: tests of servers and killed runs wait a third of their time."""
-    waits = "not integration" not in config.option.markexpr
+    waits = config.option.markexpr != UNIT
     return (os.cpu_count() or 1) + 2 * waits
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """True for files of integration tests alone where none of them is wanted: to import them costs seconds."""
-    unwanted = config.option.markexpr == "not integration" and collection_path.match("test_*.py")
-    return True if unwanted and WHOLE_FILE.search(collection_path.read_text(encoding="utf-8")) else None
+    """True for files of which no test is wanted: to import them costs seconds."""
+    wanted = config.option.markexpr
+    if wanted not in (*WHOLE_FILE, NIGHTLY) or not collection_path.match("test_*.py"):
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    is_unwanted = "mark.nightly" not in text if wanted == NIGHTLY else WHOLE_FILE[wanted].search(text) is not None
+    return True if is_unwanted else None
 
 
 def pytest_collectstart() -> None:
@@ -113,6 +131,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     A file stays in one process, and a long one that begins last is waited for by all others.
     """
-    engines = {item.path for item in items if item.get_closest_marker("integration")}
+    engines = {item.path for item in items if item.get_closest_marker("run")}
     count = Counter(item.path for item in items)
     items.sort(key=lambda item: (item.path not in engines, count[item.path] if item.path in engines else 0))
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Say which tests were left out by choice; the option -rs lists those that this machine cannot run."""
+    if config.option.markexpr == TEST:
+        terminalreporter.write_line("Left out: the tests with the mark nightly, which `make nightly` runs.")

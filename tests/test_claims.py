@@ -54,7 +54,7 @@ def values_of_short_runs(name: str, folder: Path) -> list[float]:
     return values_of(CLAIMS[name], folder, 2, SHORT)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_claim_runs_and_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     claim = CLAIMS["spurious_rewards"]
     values = warm().call(values_of_short_runs, claim.name, tmp_path)

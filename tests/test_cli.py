@@ -235,7 +235,7 @@ def row(number: int, response: str = "2") -> bytes:
 
 
 class TestVerify:
-    @pytest.mark.integration
+    @pytest.mark.run
     def test_each_verdict_comes_while_the_pipe_is_held_open(self) -> None:
         with verifying() as (process, stdin, stdout):
             for number in range(3):
@@ -247,7 +247,7 @@ class TestVerify:
             assert process.communicate(timeout=PATIENCE_S) == (b"", b"")
             assert process.returncode == 0
 
-    @pytest.mark.integration
+    @pytest.mark.run
     def test_a_batch_waits_until_it_is_full(self) -> None:
         with verifying("--batch", "3") as (process, stdin, stdout):
             stdin.write(row(0) + row(1))
@@ -256,7 +256,7 @@ class TestVerify:
             out, _ = process.communicate(row(2) + row(3), PATIENCE_S)
             assert [json.loads(line)["id"] for line in out.splitlines()] == [0, 1, 2, 3]
 
-    @pytest.mark.integration
+    @pytest.mark.run
     def test_text_of_any_kind_passes_and_bad_lines_are_told_in_the_status(self) -> None:
         lines = [row(1), b'{"id": "\\ud800", "verifier": "exact", "reference": "2", "response": "\\udfff"}\n']
         lines += [b'{"id": 3, "verifier": "exact", "reference": "\xff", "response": "2"}\n', b"not json\n", row(5)]
@@ -270,7 +270,7 @@ class TestVerify:
         assert "line 4" in found[3]["reason"]
         assert process.returncode == 1
 
-    @pytest.mark.integration
+    @pytest.mark.run
     def test_a_reader_that_leaves_ends_it_quietly(self) -> None:
         with verifying() as (process, stdin, stdout):
             stdin.write(row(0))
@@ -283,7 +283,7 @@ class TestVerify:
             assert process.stderr is not None
             assert process.stderr.read() == b""
 
-    @pytest.mark.integration
+    @pytest.mark.run
     def test_a_file_gives_what_a_stream_gives(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         rows = row(1) + row(2, "3") + b'{"id": 3}\n'
         (tmp_path / "rows.jsonl").write_bytes(rows)
@@ -303,7 +303,7 @@ class TestVerify:
 
 
 class TestReport:
-    @pytest.mark.integration
+    @pytest.mark.run
     def test_rebuilds_page_and_summary_from_files(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         folder = make_run(tmp_path / "run", rounds=1, steps_per_round=4, sft_steps=3)
         assert main(["report", str(folder)]) == 0
@@ -318,7 +318,7 @@ class TestReport:
         assert (page, summary) == ((folder / "report.html").read_bytes(), (folder / "summary.json").read_bytes())
 
 
-@pytest.mark.integration
+@pytest.mark.run
 class TestTrain:
     def test_trains_evaluates_and_is_done_when_asked_again(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -256,7 +256,7 @@ COMMANDS = {
 }
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("case", list(COMMANDS))
 def test_a_command_says_in_one_line_what_the_machine_refuses(case: str, tmp_path: Path) -> None:
     script, words = COMMANDS[case]
@@ -264,7 +264,7 @@ def test_a_command_says_in_one_line_what_the_machine_refuses(case: str, tmp_path
     assert words in complaint(done.returncode, done.stderr)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("case", list(FORKED))
 def test_a_run_says_in_one_line_what_the_machine_refuses(case: str, tmp_path: Path) -> None:
     script, words = FORKED[case]
@@ -273,7 +273,7 @@ def test_a_run_says_in_one_line_what_the_machine_refuses(case: str, tmp_path: Pa
     assert words in complaint(*end)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_the_sandbox_says_how_many_descriptors_it_needs(tmp_path: Path) -> None:
     source = {"generator": {"name": "induction", "params": {k: v for k, v in PROGRAMS.items() if k != "domain"}}}
     write_recipe(tmp_path, stages=["rl"], data={"train": [source]})
@@ -281,7 +281,7 @@ def test_the_sandbox_says_how_many_descriptors_it_needs(tmp_path: Path) -> None:
     assert "needs `ulimit -n` of 128 at least, and it is 64" in complaint(*end)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_pool_without_descriptors_gives_no_verdict_and_works_again() -> None:
     trial = sandbox.Trial("print(1)", [{"input": "", "output": "1"}])
     with sandbox.Pool(workers=1) as pool, limited(resource.RLIMIT_NOFILE, 256):
@@ -297,7 +297,7 @@ def test_a_pool_without_descriptors_gives_no_verdict_and_works_again() -> None:
         assert set(os.listdir("/proc/self/fd")) == own
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_run_goes_on_where_the_disk_was_full(tmp_path: Path) -> None:
     """The files end with the same bytes as those of a run that was never stopped."""
     write_recipe(tmp_path)

@@ -84,8 +84,8 @@ def test_a_notebook_is_stored_without_outputs(path: Path) -> None:
     assert notebook.cells[0].source.startswith("# ")
 
 
-@pytest.mark.integration
-@pytest.mark.slow
+@pytest.mark.run
+@pytest.mark.nightly
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_a_notebook_runs_from_top_to_bottom(path: Path, executed: dict[str, list[Any]]) -> None:
     code = [cell for cell in executed[path.stem] if cell.cell_type == "code"]
@@ -98,8 +98,7 @@ def test_a_notebook_runs_from_top_to_bottom(path: Path, executed: dict[str, list
         assert any("<iframe srcdoc=" in shown(c) for c in code)
 
 
-@pytest.mark.integration
-@pytest.mark.slow
+@pytest.mark.run
 def test_an_interrupted_cell_goes_on_when_it_is_run_again(executed: dict[str, list[Any]]) -> None:
     first, second = executed["interrupted"]
     assert [o["ename"] for o in first.outputs if o["output_type"] == "error"] == ["KeyboardInterrupt"]
@@ -128,7 +127,7 @@ class TestTheJobOfARealModel:
     def test_its_reward_is_the_share_of_what_is_wanted(self, completion: str, answer: str, wanted: float) -> None:
         assert runpy.run_path(str(JOB))["reward"](completion, answer) == pytest.approx(wanted)
 
-    @pytest.mark.integration
+    @pytest.mark.run
     def test_a_reference_of_each_row_is_worth_1(self) -> None:
         example = runpy.run_path(str(JOB))
         answers = [row["answer"] for row in example["rows"]("train")]
@@ -136,7 +135,7 @@ class TestTheJobOfARealModel:
         assert len(of_json) == 400
         assert {example["reward"](json.dumps(json.loads(a)["equals"]), a) for a in of_json} == {1.0}
 
-    @pytest.mark.integration
+    @pytest.mark.run
     def test_its_short_form_runs(self, tmp_path: Path) -> None:
         save_tiny(tmp_path / "tiny", positions=512, chat=CHAT)
         short = {**SMALL, "evaluation.limit": 8, "evaluation.k": 2, "evaluation.every_rounds": 1}

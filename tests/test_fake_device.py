@@ -45,8 +45,8 @@ def outcome() -> dict[str, Any]:
     return result
 
 
-@pytest.mark.integration
-@pytest.mark.slow
+@pytest.mark.run
+@pytest.mark.nightly
 def test_no_recipe_leaves_a_tensor_on_the_cpu(outcome: dict[str, Any]) -> None:
     assert {name: found for name in names() if (found := outcome["recipes"][name]["error"]) is not None} == {}
 
@@ -55,8 +55,8 @@ def test_recipes_that_are_run_whole_exist() -> None:
     assert set(names()) >= WHOLE
 
 
-@pytest.mark.integration
-@pytest.mark.slow
+@pytest.mark.run
+@pytest.mark.nightly
 def test_a_planted_mixture_is_reported_with_its_line(outcome: dict[str, Any]) -> None:
     place = re.fullmatch(r"Mixed: aten\.embedding\.default mixes gpux and cpu at ([\w/.]+):(\d+)", outcome["planted"])
     assert place is not None, outcome["planted"]
@@ -64,8 +64,8 @@ def test_a_planted_mixture_is_reported_with_its_line(outcome: dict[str, Any]) ->
     assert "model.base_model(" in line, "the forward over a batch that was collated on the CPU"
 
 
-@pytest.mark.integration
-@pytest.mark.slow
+@pytest.mark.run
+@pytest.mark.nightly
 @pytest.mark.parametrize("work", BUDGET)
 def test_the_host_waits_no_more_often_than_its_budget(work: str, outcome: dict[str, Any]) -> None:
     waits = outcome["waits"][work]

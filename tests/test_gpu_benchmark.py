@@ -44,8 +44,7 @@ def model_of(name: str, dtype: torch.dtype = torch.bfloat16) -> Any:
         )
 
 
-@pytest.mark.integration
-@pytest.mark.slow
+@pytest.mark.run
 @pytest.mark.parametrize("command", gpu.COMMANDS)
 def test_every_part_runs_dry(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # the program sets it too, but its libraries are loaded before
@@ -61,7 +60,7 @@ def test_every_part_runs_dry(command: str, tmp_path: Path, monkeypatch: pytest.M
     assert "A dry run on the CPU" in page.section(lines)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_started_by_its_path_it_has_kernels_interpreted(tmp_path: Path) -> None:
     words = [sys.executable, "benchmarks/gpu.py", "speed", "--part", "kernels", "--dry", "--out", str(tmp_path)]
     alone = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

@@ -176,25 +176,25 @@ class TestWhoImportsWhom:
         importers = {relative(p) for p in code_files() for i in imported_by(p) if i.module.split(".")[0] == "prefect"}
         assert {p for p in importers if not p.startswith("flows/")} <= {PREFECT_PROBE}
 
-    @pytest.mark.integration
+    @pytest.mark.run
     def test_verifiers_and_the_sandbox_load_no_torch(self) -> None:
         modules = [dotted(p) for p in code_files() if p.parts[len(ROOT.parts)] in ("verifiers", "sandbox")]
         modules = [m for m in modules if "._inside" not in m and ".worker" not in m]
         assert loaded_by(f"import importlib\nfor m in {modules!r}: importlib.import_module(m)") == set()
 
-    @pytest.mark.integration
+    @pytest.mark.run
     def test_types_and_the_command_line_load_no_torch(self) -> None:
         assert loaded_by("from verizero.pipeline import types, errors, registry, seeds") == set()
         assert loaded_by("import verizero.pipeline.cli; verizero.pipeline.cli.parser()") == set()
         assert loaded_by(EXPLAINED) == set()
 
-    @pytest.mark.integration
+    @pytest.mark.run
     def test_recipes_load_without_torch(self) -> None:
         paths = [str(p) for p in recipes()]
         code = f"from verizero.pipeline.config.load import load_recipe\nfor p in {paths!r}: load_recipe(p)"
         assert loaded_by(code) == set()
 
-    @pytest.mark.integration
+    @pytest.mark.run
     def test_the_flow_of_a_group_of_ranks_loads_no_torch(self) -> None:
         assert loaded_by(WAITS) == {"prefect"}
 

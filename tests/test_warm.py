@@ -17,7 +17,7 @@ from tests.warm import FOLDER, ROOT, Warm
 PROGRAM = "import os; from tests.warm import warm; print(warm(('json',)).call(os.getppid), flush=True); input()"
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_processes_share_it_and_it_ends_with_the_last(tmp_path: Path) -> None:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     environment = {**os.environ, FOLDER: str(tmp_path)}
@@ -115,7 +115,7 @@ def test_a_programs_command_and_variables_are_its_own(tmp_path: Path, monkeypatc
     warm.close()
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_where_triton_interprets_there_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FOLDER, str(tmp_path))
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)

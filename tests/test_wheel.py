@@ -120,7 +120,8 @@ def there(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.integration
+@pytest.mark.run
+@pytest.mark.nightly
 def test_a_wheel_has_one_name_with_every_part_and_nothing_else(wheel: Path) -> None:
     source = wheel.parent / "source"
     files = {f.relative_to(source) for name in PARTS for f in (source / name).rglob("*") if f.is_file()}
@@ -143,8 +144,8 @@ def test_the_extra_that_errors_name_brings_what_the_core_lacks() -> None:
     assert TRAIN_EXTRA == "pip install 'verizero[train]'"
 
 
-@pytest.mark.integration
-@pytest.mark.slow
+@pytest.mark.run
+@pytest.mark.nightly
 def test_the_core_diagnoses_audits_verifies_and_has_a_sandbox(core: Path, there: Path) -> None:
     """One process each, all at once: each loads its libraries for a second."""
     unpack(OF_TRL / "rate_of_pretraining-0.tar.xz", there / "trl")
@@ -174,16 +175,16 @@ def test_the_core_diagnoses_audits_verifies_and_has_a_sandbox(core: Path, there:
     assert not (there / "runs").exists()
 
 
-@pytest.mark.integration
-@pytest.mark.slow
+@pytest.mark.run
+@pytest.mark.nightly
 def test_all_names_are_found_next_to_the_library_verifiers_which_plays(python: Path, there: Path) -> None:
     (there / "look.py").write_text(f"TASKS = {str(TASKS)!r}\n{FOUND}")
     done = subprocess.run([python, "look.py"], cwd=there, capture_output=True, text=True, timeout=120)
     assert done.stdout == "twice 4?\ngraded 0.0 reward 0: agent_completed\n", done.stderr
 
 
-@pytest.mark.integration
-@pytest.mark.slow
+@pytest.mark.run
+@pytest.mark.nightly
 def test_the_installed_program_trains_among_files_of_any_name(python: Path, there: Path) -> None:
     """With a server and a verifier in a file, and none of the files that cannot be imported."""
     for name in NAMES:

@@ -74,7 +74,7 @@ def test_what_is_wrong_is_named(algorithm: dict[str, Any], says: str, tmp_path: 
         load_recipe(recipe(tmp_path, algorithm))
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_it_trains(tmp_path: Path) -> None:
     overrides = [start(), *ONLY_RL, "rl.rounds=1", "rl.steps_per_round=1", "rl.select.keep=all"]
     path = recipe(tmp_path, {"path": "mine.py"})

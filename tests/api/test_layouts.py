@@ -48,7 +48,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("layout", KINDS, ids=lambda f: f.__name__)
 def test_a_layout_trains_without_a_word_about_its_columns(
     layout: Callable[[int], Row], models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -71,7 +71,7 @@ def test_a_layout_trains_without_a_word_about_its_columns(
     assert all(json.loads(row)["verifier"] == "" for row in rows)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_recipe_of_rows_without_verifiers_is_checked_and_has_nothing_to_try(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

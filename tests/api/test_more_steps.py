@@ -21,7 +21,7 @@ from verizero.pipeline.run.state import schedule
 from verizero.pipeline.whole_run import train
 
 EACH = {**SMALL, "checkpoint.every_steps": 1, "scoring.retries": 0}
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("folder")]
+pytestmark = [pytest.mark.run, pytest.mark.usefixtures("folder")]
 
 
 def good() -> Callable[..., float]:

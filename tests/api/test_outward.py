@@ -52,7 +52,7 @@ def push(run: vz.TrainedRun, hub: FakeHub, token: str = TOKEN, arguments: str = 
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_the_model_is_published_with_its_card_by_the_hubs_own_client(run: vz.TrainedRun) -> None:
     table = (run.folder / "mine.txt").read_text().splitlines()
     assert {line.split("|")[0] for line in table} == {"before training", "after round 1"}
@@ -76,7 +76,7 @@ def test_the_model_is_published_with_its_card_by_the_hubs_own_client(run: vz.Tra
     assert hub.commits == ["Add the model of a Verizero run"] * 2
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_the_card_has_results_with_intervals_and_no_path_of_this_machine(run: vz.TrainedRun, folder: Path) -> None:
     config = load_recipe(run.folder / "recipe.yaml")
     text = model_card("me/my-model", config, run.summary, {"torch": "2.0"})

@@ -51,7 +51,7 @@ def recipe_of(folder: Path, *overrides: str) -> str:
     return str(path)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_plain_loop_leaves_the_bytes_of_train(name: str, tmp_path: Path) -> None:
     recipe = recipe_of(tmp_path, *RECIPES[name])
@@ -65,7 +65,7 @@ def test_the_plain_loop_leaves_the_bytes_of_train(name: str, tmp_path: Path) -> 
     assert vz.TrainedRun(ours).summary["domains"] == vz.TrainedRun(theirs).summary["domains"]
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_killed_loop_that_is_run_again_leaves_the_same_bytes(tmp_path: Path) -> None:
     recipe = recipe_of(tmp_path, "stages=[sft, rl]", *RECIPES["refilled, and carried over"], "checkpoint.every_steps=2")
     for at in ("update 2", "end_step 2", "update 4"):
@@ -89,7 +89,7 @@ def steps_of(folder: Path) -> list[dict[str, Any]]:
     return [row["metrics"] for row in rows if row["kind"] == "step"]
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_rewards_choice_and_number_of_updates_may_be_ones_own(tmp_path: Path) -> None:
     with opened(tmp_path, "data.evaluation=[]") as s:
         before = s._session.state.policy_version
@@ -112,7 +112,7 @@ def test_rewards_choice_and_number_of_updates_may_be_ones_own(tmp_path: Path) ->
     assert [m["responses/trained"] for m in steps_of(s.run.folder)] == [12.0] * 3
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_refill_of_ones_own_ends_when_the_batch_is_full(tmp_path: Path) -> None:
     """With rewards of one's own nothing is sampled unseen, and the recipe's rule still chooses."""
     with opened(tmp_path, *REFILLED, "rl.select.carry_over=false", "data.evaluation=[]") as s:
@@ -132,7 +132,7 @@ def test_a_refill_of_ones_own_ends_when_the_batch_is_full(tmp_path: Path) -> Non
     assert [m["groups/sampled"] > m["groups/trained"] == 4 for m in steps_of(s.run.folder)] == [True] * 3
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_calls_out_of_order_name_the_missing_one(tmp_path: Path) -> None:
     def refused(missing: str, call: Any, *given: Any) -> None:
         with pytest.raises(vz.VerizeroError) as error:
@@ -162,7 +162,7 @@ def test_calls_out_of_order_name_the_missing_one(tmp_path: Path) -> None:
         assert s.step == 0, "a step that was not ended is done again"
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_loop_that_is_left_early_or_stopped_goes_on_later(tmp_path: Path) -> None:
     def one_step(s: OwnLoop) -> None:
         s.update(s.select(s.verify(s.generate(s.next_prompts()))))
@@ -190,7 +190,7 @@ def test_a_loop_that_is_left_early_or_stopped_goes_on_later(tmp_path: Path) -> N
     assert_same_bytes(s.run.folder, whole)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_recipe_without_rl_is_refused(tmp_path: Path) -> None:
     tree = {**TREE, "stages": ["sft"], "output": str(tmp_path)}
     (tmp_path / "sft.yaml").write_text(yaml.safe_dump(tree))
@@ -198,7 +198,7 @@ def test_a_recipe_without_rl_is_refused(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.usefixtures("folder")
 def test_the_loops_of_the_page_run_as_they_are() -> None:
     """On a tiny model, in two steps."""

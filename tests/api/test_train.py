@@ -32,7 +32,7 @@ def reward(completion: str, answer: str) -> float:
     return 2.0 * (len(completion) > 4) + float(answer in completion)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_the_program_of_the_readme_on_rows_is_its_command_on_a_file(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -78,7 +78,7 @@ def test_the_program_of_the_readme_on_rows_is_its_command_on_a_file(
     assert weights(again) == weights(run)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_call_that_was_interrupted_goes_on_with_the_same_bytes_when_it_is_made_again(folder: Path) -> None:
     def ask(name: str, *callbacks: Any) -> vz.TrainedRun:
         more: dict[str, Any] = {**SMALL, **EVERY_STEP, "callbacks": callbacks}
@@ -117,7 +117,7 @@ def test_a_function_of_a_script_keeps_its_place_and_its_caches(folder: Path) -> 
 EVERY_STEP: dict[str, Any] = {"checkpoint.every_steps": 1, "scoring.retries": 0}
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_answers_that_are_numbers_need_no_reward_and_demonstrations_train_sft(folder: Path) -> None:
     run = vz.train("tiny", "qa.jsonl", name="math", steps=1, quiet=True, **SMALL)
     assert {r["status"] for r in run.samples()} <= {"graded", "no_answer"}

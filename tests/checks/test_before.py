@@ -63,8 +63,7 @@ def check_that_nothing_is_found(name: str) -> None:
         assert {c.name for c in checks if c.tried} >= {"data", "template", "stop token", "rates"}, name
 
 
-@pytest.mark.integration
-@pytest.mark.slow
+@pytest.mark.run
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_nothing_is_found_in_the_shipped_recipes(folder: str) -> None:
     for name, config in distinct_recipes().items():
@@ -72,7 +71,7 @@ def test_nothing_is_found_in_the_shipped_recipes(folder: str) -> None:
             check_that_nothing_is_found(name)
 
 
-@pytest.mark.integration  # samples from a model of millions of parameters, where its package is installed
+@pytest.mark.run  # samples from a model of millions of parameters, where its package is installed
 def test_nothing_is_found_in_a_shipped_recipe_of_a_pretrained_model() -> None:
     pretrained = [name for name, config in distinct_recipes().items() if is_gguf(config.model.path)]
     assert pretrained

@@ -38,7 +38,7 @@ def after(model: Path, longest: int = 36, **changes: Any) -> RunConfig:
     return tiny({"stages": ["rl"], "sft": None, "rollout": rollout, **changes}, [f"model={{path: {model}}}"])
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("backend", ["torch", "fsdp"])
 def test_a_model_that_is_sometimes_right_has_nothing(trained: Path, tmp_path: Path, backend: str) -> None:
     checks, findings = looked(after(trained, train={"backend": backend}), tmp_path, without_model=False)
@@ -82,7 +82,7 @@ def test_rates_that_are_all_0_or_1_are_a_finding(rates: list[float], cause: str 
         assert 0 < found[0].confidence < 1
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_answers_that_are_all_wrong_are_found_also_for_an_engine_of_servers(tmp_path: Path) -> None:
     config = of_chat(tmp_path, chat_model(tmp_path))
     checks, findings = looked(config, tmp_path, without_model=False)
@@ -93,7 +93,7 @@ def test_answers_that_are_all_wrong_are_found_also_for_an_engine_of_servers(tmp_
     assert served["pass rates"].result == checks["pass rates"].result
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_answers_that_are_cut_for_lack_of_time_tell_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(algorithm, "seconds_per_token", lambda *_: 9.0)
     monkeypatch.setattr(algorithm, "PROBE_TOKENS", 2)
@@ -121,7 +121,7 @@ def chat(folder: Path, **data: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_verifier_that_fails_on_sampled_responses_is_a_finding(tmp_path: Path) -> None:
     (tmp_path / "raises.py").write_text(RAISES)
     source = {"file": "train.jsonl", "verifier": {"path": "raises.py:raises"}}
@@ -132,7 +132,7 @@ def test_a_verifier_that_fails_on_sampled_responses_is_a_finding(tmp_path: Path)
     assert "fails on 64 of 64 sampled responses, first with: ValueError: 7" in finding.sentence
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_prompts_that_a_run_leaves_out_are_not_rated(tmp_path: Path) -> None:
     held_out = [{**row, "id": f"held{row['id']}"} for row in sums(3)]
     config = recipe(tmp_path, sums(), held_out, **chat(tmp_path, on_overlap="drop"))

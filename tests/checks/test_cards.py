@@ -17,7 +17,7 @@ def run_of(name: str, folder: Path) -> Path:
     return unpack(OWN / f"{name}-0.tar.xz", folder)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize(
     ("name", "title", "x_label"),
     [

@@ -76,7 +76,7 @@ def of_today(tree: dict[str, Any]) -> dict[str, Any]:
     return tree
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_each_proposed_change_of_a_recipe_is_accepted_by_it(diagnosed):
     """A remedy is pasted after the command, so its fields exist and its values are allowed."""
     tried = 0

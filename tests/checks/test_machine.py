@@ -129,7 +129,7 @@ def test_a_sandbox_that_is_too_weak_is_required_by_who_needs_it(
     assert ("but no recipe" in verdict_of(here)) is (level < 2 and recipe == "exact")
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_here_it_finds_the_core_and_tries_the_sandbox(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) == 0
     said = capsys.readouterr().out

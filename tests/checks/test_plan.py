@@ -81,7 +81,7 @@ WITH_OPTIONS = [
 ]
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize(("size", "dtype", "train", "length"), [*PLAIN, *WITH_OPTIONS])
 def test_memory_is_what_a_backward_takes(size: str, dtype: str, train: dict[str, Any], length: int) -> None:
     settings = {**SIZES[size], "max_position_embeddings": 256, "tie_word_embeddings": True}
@@ -108,7 +108,7 @@ def test_memory_is_what_a_backward_takes(size: str, dtype: str, train: dict[str,
     assert counted == pytest.approx(measured(model, config, 8, length), rel=0.15)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_memory_of_a_critic_is_what_it_keeps() -> None:
     settings = {**SIZES["vocabulary"], "max_position_embeddings": 256, "tie_word_embeddings": False}
     config = recipe(settings, {"rl": {"algorithm": {"name": "ppo", "num_minibatches": 1}}})

@@ -75,7 +75,7 @@ def test_as_many_as_the_model_gets(model_type: str, targets: tuple[str, ...]) ->
     assert counted.summed == pytest.approx(sum(of_experts) / SIZES["num_hidden_layers"])
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_experts_summed_with_their_adapters_take_the_memory_that_is_counted(checkpointing: bool) -> None:
     settings = {

@@ -16,7 +16,7 @@ from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.whole_run import train
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.run
 
 
 @pytest.fixture(scope="module")

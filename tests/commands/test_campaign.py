@@ -22,7 +22,7 @@ from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.whole_run import items_by_stage, run_items, train
 
-pytestmark = pytest.mark.integration  # whole runs
+pytestmark = pytest.mark.run  # whole runs
 
 SMALL = {
     "sft": {"steps": 8},

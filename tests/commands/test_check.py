@@ -20,7 +20,7 @@ def recipe(folder: Path, **changes: object) -> str:
     return str(path)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_every_part_of_a_sound_recipe_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", recipe(tmp_path), "--gpus", "1"]) == 0
     said = capsys.readouterr().out
@@ -31,7 +31,7 @@ def test_every_part_of_a_sound_recipe_is_shown(tmp_path: Path, capsys: pytest.Ca
         assert text in said
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_problem_of_the_data_is_the_status_and_hides_no_part(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -42,7 +42,7 @@ def test_a_problem_of_the_data_is_the_status_and_hides_no_part(
     assert "== This machine" in said
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_the_memory_of_this_cpu_is_shown_as_by_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", recipe(tmp_path), "--gpu", "cpu"]) == 0
     planned = capsys.readouterr().out

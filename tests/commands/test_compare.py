@@ -36,7 +36,7 @@ def printed_by(words: Sequence[str]) -> str:
     return out.getvalue()
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_two_recipes_from_one_start_under_one_budget(tmp_path: Path) -> None:
     recipes = [recipe(tmp_path, "a", algorithm={"name": "dr_grpo"}), recipe(tmp_path, "b", algorithm={"name": "remax"})]
     folder = tmp_path / "out"

@@ -27,7 +27,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_every_prompt_is_rated_once_however_often_it_is_broken_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -49,7 +49,7 @@ def test_every_prompt_is_rated_once_however_often_it_is_broken_off(
     assert len(prompts) == 30
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_what_graders_could_not_say_counts_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = sampled_groups.sample_groups
 

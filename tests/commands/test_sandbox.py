@@ -43,7 +43,7 @@ def serving(*options: str, **variables: str) -> Iterator[tuple[subprocess.Popen[
 
 
 class TestServe:
-    @pytest.mark.integration
+    @pytest.mark.run
     def test_runs_programs_with_a_token_and_ends_with_its_workers(self) -> None:
         with serving("--token-env", "MINE", MINE="secret") as (process, url):
             programs = ("print(int(input()) * 2)", "while True: pass")
@@ -57,7 +57,7 @@ class TestServe:
             assert process.wait(PATIENCE_S) == 0
             assert not alive(workers)
 
-    @pytest.mark.integration
+    @pytest.mark.run
     def test_without_a_token_it_makes_one_and_prints_it(self) -> None:
         with serving(SANDBOX_TOKEN="") as (process, url):
             assert process.stdout is not None

@@ -29,7 +29,7 @@ def member(verdict: Verdict, reward: float | None = None, finish: str = "stop") 
     return ScoredRollout(rollout, verdict, reward)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_prompts_are_shown_as_sent_with_graded_answers_and_nothing_stays(tmp_path: Path) -> None:
     config = tiny({"stages": ["rl"], "sft": None})
     texts = list(try_out(config, tmp_path, 3, 2, Progress()))
@@ -115,14 +115,14 @@ def test_an_episode_whose_environment_did_not_start_is_shown_too() -> None:
     assert "-- answer 1: no reward (environment_error: gone)" in text
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_answers_take_a_minute_at_most_and_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("verizero.pipeline.run.algorithm.seconds_per_token", lambda *_: 3.0)
     *_, last = try_out(tiny({"stages": ["rl"], "sft": None}), tmp_path, 2, 2, Progress())
     assert "cut off at 10 of the 30 tokens of the recipe" in last
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_the_verifier_of_the_rl_stage_grades_also_where_sft_comes_first(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         "from verizero.verifiers.base import verifier\n\n@verifier\ndef half(attempt):\n    return 0.5\n"

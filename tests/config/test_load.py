@@ -339,7 +339,7 @@ class TestDump:
         assert list(tree) == list(RunConfig.model_fields)
         assert tree["rl"]["ptx_batch_size"] == tiny().rl.ptx_batch_size  # type: ignore[union-attr]
 
-    @pytest.mark.integration
+    @pytest.mark.run
     @settings(max_examples=40)
     @given(rate=st.floats(1e-12, 1e3), text=st.text("αβ:#{}[]\"'\\ \n1e0~", min_size=1, max_size=12))
     def test_numbers_and_texts_survive(self, rate: float, text: str) -> None:

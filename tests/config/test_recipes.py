@@ -135,7 +135,7 @@ class TestAlgorithms:
         if name != "custom":
             assert parts == load_algorithm(name, shorter.get(name))[1]
 
-    @pytest.mark.integration
+    @pytest.mark.run
     @pytest.mark.parametrize("path", [*ALGORITHMS, *OPTIONS], ids=lambda p: p.stem)
     def test_it_trains(self, path: Path, tmp_path: Path) -> None:
         (tmp_path / "parity.py").write_text(VERIFIER, encoding="utf-8")

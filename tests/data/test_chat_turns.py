@@ -242,7 +242,7 @@ def test_a_template_that_loses_the_new_messages_is_refused():
         refusing.begin(QUESTION, (), TOOLS)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_equal_episodes_are_equal_in_another_process_and_on_another_day():
     code = (
         "import random, transformers.utils.chat_template_utils as c, datetime\n"

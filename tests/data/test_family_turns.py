@@ -86,7 +86,7 @@ def tokenizer_of(source: str, end: str) -> Any:
     return tokenizer
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("family", FAMILIES)
 def test_conversations_are_those_of_the_template_and_no_token_is_encoded_again(family):
     talk = talk_of(family)

@@ -107,7 +107,7 @@ def test_drop_takes_out_every_training_prompt_that_matches_and_report_none(logge
         check_overlap(train[:1], evaluation, "drop")
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("forms", [{}, {"arithmetic": ["+", "-"], "induction": ["linear", "minus", "shifted"]}])
 def test_no_evaluation_prompt_of_the_built_in_domains_occurs_in_training(seed, forms):

@@ -55,7 +55,7 @@ def test_without_its_virtual_environment_a_recipe_is_refused_with_the_row(folder
         bind_environments(prompts, config.data.environments, folder / "nowhere")
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_the_recipe_of_a_generator_makes_rows_that_its_verifier_grades(folder):
     pytest.importorskip("reasoning_gym")
     text = FILES["reasoning_gym.yaml"].replace("num_train: 2000", "num_train: 6").replace(": 200\n", ": 2\n")

@@ -24,7 +24,7 @@ from verizero.pipeline.rollout.play import EpisodeSetup, play
 from verizero.pipeline.rows import rows
 from verizero.pipeline.types import Prompt, Rollout
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.run
 AGENTS = ROOT / "configs" / "episodes" / "agents"
 TOKENIZER = character_tokenizer()
 RENDERER = Renderer(TOKENIZER, Template())

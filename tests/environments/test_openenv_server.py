@@ -17,7 +17,7 @@ from verizero.pipeline.errors import EnvironmentFailed
 from verizero.pipeline.host.network import free_port
 from verizero.pipeline.types import Prompt
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.run, pytest.mark.nightly]
 SERVER = Path(__file__).with_name("openenv_server.py")
 SESSIONS = 4
 PROMPT = Prompt("p", "", "environment", None)

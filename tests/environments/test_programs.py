@@ -24,7 +24,7 @@ LINE = {"fn": "f", "tests": [{"args": [x], "expected": 3 * x + 7} for x in range
 STDIN = {"tests": [{"input": "3\n", "output": "6\n"}, {"input": "4\n", "output": "8\n"}]}
 RIGHT = "def f(x): return 3*x+7"
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.run
 
 
 @pytest.mark.parametrize(

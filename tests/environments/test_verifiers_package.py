@@ -18,7 +18,7 @@ from verizero.pipeline.environments.verifiers_package import RUNNER
 from verizero.pipeline.errors import ConfigError, DataError, EnvironmentFailed
 from verizero.pipeline.types import Prompt, Verdict
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.run, pytest.mark.nightly]
 TASKS = Path(__file__).with_name("verifiers_tasks")
 
 

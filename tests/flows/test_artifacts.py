@@ -18,7 +18,7 @@ from verizero.pipeline.report.summary import build_summary
 from verizero.pipeline.shown import one_line
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_the_artifact_of_a_round_begins_with_the_causes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_run(tmp_path / "run", rounds=1, steps_per_round=3, sft_steps=2)
     line = "problem: too_hard: All are wrong. Remedy: easier prompts"
@@ -48,7 +48,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return shown
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
 def test_artifacts_show_what_was_written_as_text(tmp_path: Path, made: dict[str, str], text: str) -> None:
     """As a response, a prompt, a reason, a cause and an alarm, and as the names of a domain and of the run."""

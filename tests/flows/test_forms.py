@@ -36,7 +36,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
 """Flow, fields, and the names and values that the message must have."""
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_wrong_value_is_refused_before_torch_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "cases.json").write_text(json.dumps([case[:2] for case in CASES]))
     done = subprocess.run(

@@ -22,7 +22,7 @@ from tests.warm import MARK, warm
 from verizero.pipeline.cli import main
 from verizero.pipeline.config.load import dump
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.run
 FEW = {"sft": {"steps": 5}, "rl": {"select": {"keep": "all"}, "algorithm": {"entropy_coef": 0.05}}}
 """One checkpoint of SFT, and a bonus that moves the policy where no answer is right."""
 

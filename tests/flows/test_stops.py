@@ -26,7 +26,7 @@ from verizero.pipeline.host.network import free_port
 from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.whole_run import train
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.run, pytest.mark.nightly]
 LONG = {"rl.steps_per_round": 40}
 """Enough steps to be cancelled in the middle."""
 SLOW = """

@@ -15,7 +15,7 @@ from tests.processes import alive, family
 from tests.stages.tiny import tiny
 from verizero.pipeline.config.load import dump
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.run, pytest.mark.nightly]
 
 
 @pytest.fixture(scope="module")

@@ -38,7 +38,7 @@ def numbers(log: Path, count: int) -> list[int]:
     return [int(line) for line in child.last_lines(log)]
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize(
     ("how", "ending", "num_left"),
     [

@@ -11,7 +11,7 @@ import pytest
 
 from verizero.pipeline.host.heap import trim_heap
 
-pytestmark = pytest.mark.integration  # measures the memory of other programs
+pytestmark = pytest.mark.run  # measures the memory of other programs
 
 FAULTS = """
 import resource, torch

@@ -90,7 +90,7 @@ def test_weights_for_a_server_travel_at_the_address_on_its_route() -> None:
     assert set(listened()) - before <= set(LOOPBACK)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_ranks_of_one_machine_listen_on_loopback_alone() -> None:
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": OWN, "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo"}
     assert warm().call(said_by_ranks, place) == ['[["0100007F"], [0, 1]]\n'] * 2

@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_module_is_ours_whatever_the_working_folder_has(folder: Path) -> None:
     done = subprocess.run([*module_command("verizero.pipeline.seeds")], cwd=folder, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

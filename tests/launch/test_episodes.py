@@ -17,7 +17,7 @@ GAMES = (
 )
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("prompts", [5, 1])
 def test_two_ranks_learn_from_episodes_what_one_does(recipe: Path, prompts: int) -> None:
     """Of one prompt, the second rank has no episode; of five, it is done before the first in some turns."""

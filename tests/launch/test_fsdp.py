@@ -39,13 +39,12 @@ BEFORE_PUBLISH = (
 )
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_two_ranks_do_what_one_process_does(recipe: Path, alone: Path) -> None:
     assert_same_run(by_ranks(recipe, "divided", *FSDP), alone)
 
 
-@pytest.mark.integration
-@pytest.mark.slow
+@pytest.mark.run
 @pytest.mark.parametrize("quantize", ["null", "nf4"])
 def test_two_ranks_train_adapters_as_one_process_does(recipe: Path, quantize: str) -> None:
     lora = (LORA, f"model.quantize={quantize}")
@@ -62,8 +61,8 @@ ZERO_STOPPED = (
 )
 
 
-@pytest.mark.integration
-@pytest.mark.slow
+@pytest.mark.run
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("how", "deaths"),
     [

@@ -11,7 +11,7 @@ from tests.launch.runs import assert_same_bytes, by_ranks, folders, lines_withou
 from tests.processes import until
 from verizero.pipeline.errors import RunError
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.run
 SHORT = (
     "stages=[sft, rl]", "sft.steps=3", "rl.steps_per_round=2", "rl.prompts_per_step=4", "rl.group_size=4",
     "checkpoint.keep=100",

@@ -25,7 +25,7 @@ LIMIT_S = 12
 """Seconds a phase may take where a rank hangs or is stopped: many times what a phase takes, as they are waited for."""
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_two_ranks_equal_one(recipe: Path, alone: Path) -> None:
     found = by_ranks(recipe, "two")
     assert_same_run(found, alone)
@@ -33,7 +33,7 @@ def test_two_ranks_equal_one(recipe: Path, alone: Path) -> None:
     assert "round 1 5/5" in (found / "logs" / "rank1.log").read_text()
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_callback_of_the_first_rank_stops_all_together(recipe: Path, alone: Path) -> None:
     watch = recipe.parent / "watch.py"
     watch.write_text(
@@ -63,8 +63,8 @@ def assert_deadline_named(message: str, act: str, where: str) -> None:
     assert act == "hang" or ended[1] == "0"
 
 
-@pytest.mark.integration
-@pytest.mark.slow
+@pytest.mark.run
+@pytest.mark.nightly
 def test_a_run_whose_ranks_hang_die_or_stop_is_continued_by_other_numbers_of_ranks(
     recipe: Path, alone: Path, owner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,7 +95,7 @@ def test_a_run_whose_ranks_hang_die_or_stop_is_continued_by_other_numbers_of_ran
     assert json.loads((folder / "run.json").read_text())["num_ranks"] == 1
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_no_rank_outlives_a_killed_launcher(recipe: Path, owner: str) -> None:
     words = words_of(recipe, overrides(recipe, "orphans", "launch.kind=torchrun"))
     parent = subprocess.Popen([sys.executable, "-m", "verizero.pipeline.cli", *words], cwd=ROOT)

@@ -153,8 +153,8 @@ def cut(
         yield found, recipe.parent / "runs" / "cut"
 
 
-@pytest.mark.integration
-@pytest.mark.slow
+@pytest.mark.run
+@pytest.mark.nightly
 @pytest.mark.parametrize(("phase", "waits"), [cut[1:] for cut in CUTS])
 def test_a_network_cut_in_any_phase_ends_both_hosts_by_the_deadline(
     cut: tuple[dict[str, Ends], Path], phase: str, waits: str
@@ -168,16 +168,16 @@ def test_a_network_cut_in_any_phase_ends_both_hosts_by_the_deadline(
         assert re.search(why, text)
 
 
-@pytest.mark.integration
-@pytest.mark.slow
+@pytest.mark.run
+@pytest.mark.nightly
 def test_a_rank_killed_on_one_host_ends_the_other_at_once(cut: tuple[dict[str, Ends], Path]) -> None:
     first, second = cut[0][KILLED_IN]
     assert re.match(rf"ended: rank 1 \(process \d+\) was ended by SIGKILL in '{KILLED_IN}'", second)
     assert re.match(rf"ended: rank 0 \(process \d+\) ended with status \d+ in '{KILLED_IN}'", first)
 
 
-@pytest.mark.integration
-@pytest.mark.slow
+@pytest.mark.run
+@pytest.mark.nightly
 def test_after_all_cuts_outages_and_one_at_the_end_the_run_has_the_bytes_of_one_uncut(
     cut: tuple[dict[str, Ends], Path], recipe: Path
 ) -> None:
@@ -187,8 +187,8 @@ def test_after_all_cuts_outages_and_one_at_the_end_the_run_has_the_bytes_of_one_
     assert_same_bytes(folder, by_ranks(recipe, "uncut", *SHORT, PATIENT))
 
 
-@pytest.mark.integration
-@pytest.mark.slow
+@pytest.mark.run
+@pytest.mark.nightly
 def test_with_fsdp_a_cut_ends_both_hosts_and_they_continue_to_the_same_bytes(
     hosts: list[tuple[str, str]], recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,7 +74,7 @@ def assert_close(one: Path, two: Path) -> None:
         torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=3e-5)  # AdamW enlarges the rounding of sums
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("stage", ["first", "preference", "reward_model", "sample", "last"])
 def test_each_stage_does_on_two_ranks_what_it_does_on_one(runs: tuple[Path, Path], stage: str) -> None:
     rows = [[r for r in lines_of(f / "metrics.jsonl") if r["stage"] == stage] for f in runs]
@@ -89,7 +89,7 @@ def newest(folder: Path) -> Path:
     return max(p for p in (folder / "checkpoints").iterdir() if p.name.isdigit())
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_stages_leave_the_same_for_later_ones(runs: tuple[Path, Path]) -> None:
     left = [{str(p.relative_to(f)) for p in (f / "stages").rglob("*") if p.is_file()} for f in runs]
     assert left[0] == left[1]

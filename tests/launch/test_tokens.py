@@ -16,8 +16,7 @@ CHANGES = (
 )  # fmt: skip
 
 
-@pytest.mark.integration
-@pytest.mark.slow
+@pytest.mark.run
 def test_ranks_that_have_some_of_the_records_do_what_one_does_and_continue_it(
     recipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

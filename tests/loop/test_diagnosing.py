@@ -51,7 +51,7 @@ def run(folder: Path) -> tuple[list[str], list[tuple[str, dict[str, Any]]]]:
         return lines(session), events
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_run_says_a_cause_once_and_puts_it_on_the_rounds_and_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,7 +100,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[torch.Tensor]:
         return weights(session)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("case", list(DOWN))
 def test_a_run_without_graders_stops_and_goes_on_as_if_they_had_never_failed(
     case: str, tmp_path: Path, undisturbed: list[torch.Tensor]
@@ -196,7 +196,7 @@ def test_the_reference_moves_when_its_schedule_says(reference: dict[str, Any], v
     assert set(loop.backend.moves[1:]) <= {reference.get("alpha", 1.0)}
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_right_after_it_moved_the_reference_is_the_policy(tmp_path: Path) -> None:
     with session_of(tmp_path, rl={"reference": {"schedule": "every_n_steps", "every": 2}}) as session:
         for number in (1, 2):

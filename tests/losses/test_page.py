@@ -34,7 +34,7 @@ def test_a_loss_of_pairs_is_what_the_page_says(case: Case, tmp_path: Path) -> No
     assert_on_page(make["row"](case, tmp_path))
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("case", RL, ids=lambda c: c.name)
 @pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
 def test_a_loss_of_rl_is_what_the_page_says(case: Case, tmp_path: Path) -> None:

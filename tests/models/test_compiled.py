@@ -85,8 +85,8 @@ def end_of(mode: str, how: str) -> tuple[bytes, dict[str, float], int, set[bool]
     return save(weights), metrics, next(num_calls), compiler
 
 
-@pytest.mark.slow
-@pytest.mark.integration  # torch's compiler traces all blocks, forward and backward
+@pytest.mark.run  # torch's compiler traces all blocks, forward and backward
+@pytest.mark.nightly
 @pytest.mark.parametrize("how", ["inductor", "traced", "traced, recomputed"])
 def test_updates_are_those_without_compilation(how: str) -> None:
     weights, metrics, num_calls, compiler = warm().call(end_of, "on", how)
@@ -100,8 +100,7 @@ def test_updates_are_those_without_compilation(how: str) -> None:
     assert "compile/fallbacks" not in metrics
 
 
-@pytest.mark.integration
-@pytest.mark.slow
+@pytest.mark.run
 def test_names_files_and_copies_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy computes with its own weights, not with those of the model that it was copied from."""
     monkeypatch.setattr(compiled, "_compiled", traced)

@@ -220,7 +220,7 @@ def test_a_pointer_for_a_gguf_file_is_refused(tmp_path: Path) -> None:
     assert "is a pointer of git-lfs" in refusal(lambda: model_folder(str(tmp_path / "tiny.gguf"), tmp_path))
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_check_names_the_weight_before_a_run(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = changed(models / "tied", tmp_path / "model", without(UP))
     assert main(["check", recipe(tmp_path, model={"create": None, "path": str(folder)})]) != 0

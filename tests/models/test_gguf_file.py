@@ -118,7 +118,6 @@ def test_a_file_is_converted_once_and_again_when_its_content_changes(model: Any,
     assert not torch.equal(load_model(str(other)).lm_head.weight, load_model(str(folder)).lm_head.weight)
 
 
-@pytest.mark.slow
 def test_whichever_rank_comes_first_writes_the_whole_model(model: Any, plain: Path, tmp_path: Path) -> None:
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
     try:
@@ -128,7 +127,7 @@ def test_whichever_rank_comes_first_writes_the_whole_model(model: Any, plain: Pa
     assert load_model(folder).state_dict().keys() == model.state_dict().keys()
 
 
-@pytest.mark.integration  # in a process of its own
+@pytest.mark.run  # in a process of its own
 def test_a_killed_conversion_leaves_nothing_half(plain: Path, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "tests.models.killed_conversion", str(plain), str(tmp_path)]
     ended = warm().call(subprocess.run, words, cwd=ROOT, check=False)

@@ -271,7 +271,7 @@ print(is_bnb_available(), "bitsandbytes" in sys.modules)
 """
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_policy_with_adapters_imports_no_package_that_it_does_not_need() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["['torch._dynamo']", "True True"], "only NF4 needs one of them"

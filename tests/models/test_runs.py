@@ -78,7 +78,7 @@ def ours(model: Any, data: Batch, chunk: int | None = None) -> tuple[Tensor, dic
     return logprobs.detach(), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_calls_of_attention_are_cut_where_padding_would_be_much() -> None:
     rows = ((40, (300, 290, 30, 20)), (10, (200, 25)))
     data = batch(rows)
@@ -188,8 +188,7 @@ def test_trees_in_float64(name: str) -> None:
         check(name, 1000 + 17 * seed + FAMILIES.index(name))
 
 
-@pytest.mark.integration
-@pytest.mark.slow
+@pytest.mark.run
 @pytest.mark.parametrize("name", FAMILIES)
 def test_more_trees_in_float64(name: str) -> None:
     for seed in range(FAMILIES.index(name), NUM_TREES, len(FAMILIES)):

@@ -15,7 +15,7 @@ from tests.report.runs import HOSTILE, make_run, read_rows
 from verizero.pipeline.report.page import build_page
 from verizero.pipeline.shown import visible
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.run
 CONTRAST = """() => {
   const channel = (v) => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
   const light = (color) => {

@@ -52,7 +52,7 @@ def test_pass_at_k_is_the_mean_over_every_subset(correct, data):
     assert pass_at_k(len(correct), sum(correct), k) == pytest.approx(slow_pass(correct, k))
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @settings(max_examples=200)
 @given(SAMPLES, st.data())
 def test_majority_is_the_mean_over_every_subset(samples, data):

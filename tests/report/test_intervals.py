@@ -158,7 +158,7 @@ def test_over_seeds_an_interval_holds_the_rate_or_there_is_none(rate, n, num_see
 GROUPS = sorted({case.group for case in cases()})
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("n", [10, 100])
 @pytest.mark.parametrize("group", GROUPS)
 def test_intervals_hold_the_truth_as_often_as_they_say(group, n):

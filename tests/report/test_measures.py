@@ -35,7 +35,7 @@ def after_a_process_of(mib: int, folder: Path) -> float:
     return noted_peak(folder)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_what_the_parent_held_does_not_count(tmp_path):
     code = "import os, sys; x = bytearray(900 << 20); os.spawnv(os.P_WAIT, sys.executable, ['py', '-c', sys.argv[1]])"
     child = f"{HOG.format(mib=1)}; note_peak(Path({str(tmp_path)!r}))"
@@ -43,7 +43,7 @@ def test_what_the_parent_held_does_not_count(tmp_path):
     assert noted_peak(tmp_path) < 900
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_the_highest_peak_of_all_processes_stays(tmp_path):
     first = after_a_process_of(300, tmp_path)
     assert first > 300

@@ -73,7 +73,7 @@ def payload(page: Reader) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_the_page_is_one_whole_document(page):
     assert page.open == []
     ids = [a["id"] for _, a in page.tags if a.get("id")]
@@ -83,7 +83,7 @@ def test_the_page_is_one_whole_document(page):
     assert {str(link).removeprefix("#") for link in links} <= set(ids)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_the_page_asks_nothing_of_a_network(page):
     for tag, attrs in page.tags:
         for name in ("src", "href", "action", "data", "srcset", "xlink:href"):
@@ -111,7 +111,7 @@ def test_embedded_text_survives_and_holds_no_markup(text):
     assert not re.search(r"[<>&\u2028\u2029\ud800-\udfff]", embedded)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_names_from_files_are_escaped(tmp_path):
     run_dir = make_run(tmp_path / "x", rounds=1, steps_per_round=2, sft_steps=2)
     rows = (run_dir / "metrics.jsonl").read_text()
@@ -129,7 +129,7 @@ def test_names_from_files_are_escaped(tmp_path):
     assert "<i>3" in page.text
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_quantised_start_is_named_with_its_types_and_licence(tmp_path):
     run_dir = make_run(tmp_path / "x", rounds=1, steps_per_round=2, sft_steps=2)
     assert "quantised start" not in Reader(build_page(run_dir).read_text(encoding="utf-8")).text
@@ -167,7 +167,7 @@ def test_the_page_says_what_the_files_say(run_dir, page):
     assert charts["entropy"]["series"][0]["y"] == pytest.approx([r.metrics["entropy"] for r in steps], rel=1e-4)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_long_run_stays_small_and_says_what_is_left_out(tmp_path):
     run_dir = make_run(tmp_path / "long", rounds=4, steps_per_round=250, sft_steps=10)
     path = build_page(run_dir)
@@ -181,7 +181,7 @@ def test_a_long_run_stays_small_and_says_what_is_left_out(tmp_path):
     assert "Each point is the mean of 3 steps." in page.text
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_the_same_files_give_the_same_bytes(run_dir):
     first = build_page(run_dir).read_bytes()
     assert build_page(run_dir).read_bytes() == first
@@ -210,7 +210,7 @@ DRAWN = Card(
 TEXTS = Card("false_positives", "warning", 0.7, "It <i>lies</i>.", (f"rollouts.jsonl:3  {HOSTILE}",), "read it", None)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_the_page_shows_cause_curve_lines_and_remedy(tmp_path):
     folder = make_run(tmp_path, rounds=1, steps_per_round=3, sft_steps=2)
     plain = Reader(build_page(folder).read_text(encoding="utf-8"))
@@ -232,7 +232,7 @@ def test_the_page_shows_cause_curve_lines_and_remedy(tmp_path):
     assert sum(tag == "script" for tag, _ in page.tags) == sum(tag == "script" for tag, _ in plain.tags)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_run_without_a_cause_has_one_quiet_line(tmp_path):
     folder = make_run(tmp_path, rounds=1, steps_per_round=3, sft_steps=2)
     text = build_page(folder, []).read_text(encoding="utf-8")
@@ -281,7 +281,7 @@ def test_a_run_without_alarms_has_no_such_section(run_dir):
     assert "alarms" not in build_page(run_dir).read_text(encoding="utf-8").partition("</style>")[2]
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_alarms_are_said_in_words_and_escaped(run_dir, tmp_path):
     rows = read_rows(run_dir / "metrics.jsonl")
     graders = {"kind": "alarm", "alarm": "verifier", "stage": "rl", "step": 4, "where": "round 1 step 4"}

@@ -51,7 +51,7 @@ def test_curves_hold_the_rows_values(run_dir, charts):
     assert charts["pass"].ticks == tuple(r["label"] for r in evaluations)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_one_domain_gives_one_reward_curve_and_what_is_missing_is_a_gap(tmp_path):
     rows = [
         '{"kind":"step","stage":"rl","round":1,"step":1,"metrics":{"reward/sampled":0.5,"reward/mean/a":0.5,"kl/k3":1},"time":{}}',
@@ -83,7 +83,7 @@ def test_a_moving_average_is_the_mean_of_its_neighbours(values, half):
         assert mean == pytest.approx(sum(near) / len(near))
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_plots_are_whole_documents_that_refer_to_nothing_outside(charts):
     seen: set[str] = set()
     for chart in charts.values():

@@ -18,7 +18,7 @@ def run_dir(tmp_path_factory):
     return make_run(tmp_path_factory.mktemp("round") / "demo")
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_its_pictures_are_whole_in_themselves(run_dir):
     text = round_markdown(run_dir)
     pictures = re.findall(r"!\[([^\]]+)\]\(data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)\)", text)

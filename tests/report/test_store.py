@@ -159,7 +159,7 @@ def test_rows_are_readable_as_soon_as_they_are_appended(tmp_path):
     store.close()
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @settings(max_examples=60)
 @given(rows=st.lists(st.tuples(TEXT, st.floats(allow_nan=False, allow_infinity=False), st.none() | TEXT)))
 def test_rows_read_back_as_they_were_written(rows, tmp_path_factory):

@@ -200,8 +200,8 @@ print(numbers["loss"], numbers["evaluation/pass_at_1"], step, json.dumps(rows))
 }
 
 
-@pytest.mark.integration
-@pytest.mark.slow
+@pytest.mark.run
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", list(READ))
 def test_the_real_service_keeps_numbers_and_samples_on_this_machine(name, tmp_path):
     python = venv_with(tmp_path / "venv", VERSIONS[name]) / "bin" / "python"

@@ -38,7 +38,7 @@ def test_the_published_conventions_for_one_success_in_four(advantage: Any, first
     assert solve(advantage, [1.0, 0.0, 0.0, 0.0], [7, 7, 7, 7]) == pytest.approx([first, *[others] * 3], abs=5e-7)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @settings(max_examples=60, derandomize=True)
 @given(
     batches(),
@@ -52,7 +52,7 @@ def test_group_norm(batch: tuple[list[float], list[int], list[int]], std: str, d
     assert solve(options, rewards, groups, lengths=lengths) == pytest.approx(expected, rel=1e-6, abs=1e-7)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @settings(max_examples=40, derandomize=True)
 @given(batches())
 def test_the_other_group_estimators(batch: tuple[list[float], list[int], list[int]]) -> None:
@@ -119,7 +119,7 @@ def test_components_are_normalised_one_by_one(batch: tuple[list[float], list[int
     assert per_response(compute_advantages(parts, inputs), inputs) == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @settings(max_examples=40, derandomize=True)
 @given(batches(), st.sampled_from([None, 2, 3, 4, 9]))
 def test_best_of_k(batch: tuple[list[float], list[int], list[int]], k: int | None) -> None:
@@ -159,7 +159,7 @@ def test_whitening_without_spread_gives_exactly_nothing_though_eps_is_0(name: st
     assert solve({"name": name, "eps": 0.0}, [0.1] * 7, [5] * 7, lengths=[1] * 7) == [0.0] * 7
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @settings(max_examples=30, derandomize=True)
 @given(batches(), st.sampled_from(GROUPED), st.randoms(use_true_random=False))
 def test_order_in_the_batch_does_not_matter(batch: Any, name: str, shuffle: random.Random) -> None:

@@ -66,7 +66,7 @@ def trained(folder: Path, num_servers: int, killed_in: int | None = None) -> set
     return started
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_the_documents_servers_train_a_round_and_one_that_is_killed_leaves_no_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

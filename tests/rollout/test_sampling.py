@@ -49,7 +49,7 @@ def draw(logits: list[float], numbers: list[float], sampling: Sampling) -> tuple
 LOGITS = st.lists(st.integers(-60, 60), min_size=2, max_size=12, unique=True).map(lambda xs: [x / 10 for x in xs])
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @settings(max_examples=60)
 @given(LOGITS, st.sampled_from([0.3, 1.0, 1.7]), st.integers(0, 6), st.sampled_from([0.05, 0.37, 0.71, 0.93, 1.0]))
 def test_cuts_and_logprobs_are_those_of_the_definition(

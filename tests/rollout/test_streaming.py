@@ -18,7 +18,7 @@ from verizero.pipeline.types import EndedResponse, Prompt
 MANY = [*REQUESTS, *(Request((i, 3), tuple(range(100 * i, 100 * i + 5))) for i in range(2, 8))]
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("name", ["qwen2 tied", "gpt2"])
 @pytest.mark.parametrize("max_rows", [1024, 5, 2])
 def test_all_are_heard_of_once_with_their_tokens(name: str, max_rows: int) -> None:

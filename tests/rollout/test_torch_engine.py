@@ -82,7 +82,7 @@ def test_responses_are_those_of_a_slow_loop(name: str, sampling: Sampling) -> No
     assert len(seen) >= 10
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("name", ["qwen2 one key head", "qwen3 with bias", "gpt2"])
 def test_a_response_depends_on_its_own_seed_only(name: str) -> None:
     """Whatever the batch, its order, its cut into waves, and whichever other rows end early or late."""
@@ -171,7 +171,7 @@ def test_no_more_rows_are_decoded_at_once_than_allowed_and_long_prompts_first() 
     assert len(lengths) == sum(len(r.seeds) for r in REQUESTS)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize(("name", "refills"), [("qwen2 tied", True), ("gpt2", False)])
 def test_a_slot_takes_the_next_response_while_others_are_written(name: str, refills: bool) -> None:
     """A queue is done in fewer steps than waves that wait for their longest response."""

@@ -19,7 +19,7 @@ from verizero.pipeline.rollout.vllm_arguments import adapter_arguments
 from verizero.pipeline.rollout.vllm_engine import VllmEngine
 from verizero.pipeline.train.backend import Backend
 
-pytestmark = [pytest.mark.integration, needs_vllm]
+pytestmark = [pytest.mark.run, pytest.mark.nightly, needs_vllm]
 
 
 class Pair:

@@ -15,7 +15,7 @@ from tests.rollout.real_vllm import needs_vllm
 from tests.rollout.test_vllm_engine import Colocated, check_greedy
 from verizero.pipeline.models.compiled import COMPILE_THREADS
 
-pytestmark = [pytest.mark.integration, needs_vllm]
+pytestmark = [pytest.mark.run, pytest.mark.nightly, needs_vllm]
 
 
 @pytest.mark.parametrize("of_trainer", [True, False])

@@ -19,7 +19,7 @@ from verizero.pipeline.rollout.engine_model import EngineModel
 from verizero.pipeline.rollout.sampling import cut_off
 from verizero.pipeline.rollout.vllm_engine import VllmEngine
 
-pytestmark = [pytest.mark.integration, needs_vllm]
+pytestmark = [pytest.mark.run, needs_vllm]
 
 EOS = (1, 5)
 SMALL = VllmConfig(kv_cache_gib=0.1, arguments={"max_num_batched_tokens": 96})

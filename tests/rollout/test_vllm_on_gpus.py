@@ -39,7 +39,7 @@ def two_ranks() -> Any:
     dist.destroy_process_group()
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_single_rank_has_vllms_own_executor() -> None:
     engine, stub, _ = engine_of()
     engine.close()
@@ -66,7 +66,7 @@ TABLE = [
 ]  # fmt: skip
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize(("size", "backend", "model_type", "dtype", "changes", "wanted"), TABLE)
 def test_what_a_recipe_gives_to_vllm(
     size: int,
@@ -118,7 +118,7 @@ def test_a_single_rank_on_another_gpu_than_the_first_is_refused() -> None:
         pass
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_the_engine_sleeps_from_the_start_and_drops_its_weights() -> None:
     engine, stub, _ = engine_of()
     assert stub.calls == [("sleep", 2)]
@@ -130,7 +130,7 @@ def test_the_engine_sleeps_from_the_start_and_drops_its_weights() -> None:
     engine.close()
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_without_a_publish_the_same_version_is_sent_again() -> None:
     engine, stub, _ = engine_of()
     engine.publish(4)
@@ -146,7 +146,7 @@ def test_without_a_publish_the_same_version_is_sent_again() -> None:
     engine.close()
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_an_engine_that_may_not_sleep_stays_awake() -> None:
     engine, stub, _ = engine_of(VllmConfig(sleep=False))
     engine.publish(0)

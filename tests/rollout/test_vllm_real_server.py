@@ -92,8 +92,8 @@ def follow(folder: Path) -> None:
         engine.close()
 
 
-@pytest.mark.integration
-@pytest.mark.slow
+@pytest.mark.run
+@pytest.mark.nightly
 @needs_vllm
 @pytest.mark.parametrize("follow", [follow, follow_adapters])
 def test_it_follows_the_trainer(tmp_path: Path, follow: Callable[[Path], None]) -> None:

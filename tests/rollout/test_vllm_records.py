@@ -121,7 +121,7 @@ def test_a_servers_answer_has_both(tmp_path: Path) -> None:
     assert numpy.frombuffer(one.kept.ids, dtype="<i4").tolist() == [11, 60, 4, 60]
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @needs_vllm
 class TestVllmsOwnClasses:
     def test_its_lists_of_sets(self) -> None:

@@ -11,7 +11,7 @@ import torch
 from tests.rollout.real_vllm import needs_vllm
 from tests.rollout.test_vllm_transfer import WEIGHTS
 
-pytestmark = [pytest.mark.integration, needs_vllm]
+pytestmark = [pytest.mark.run, needs_vllm]
 
 
 class Client:

@@ -29,7 +29,7 @@ def task(question: str) -> tuple[int, ...]:
     return tuple(sorted(int(v) for v in re.findall(r"\d+", question)))
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_an_engine_gets_room_for_the_longest_prompt_and_its_response(data: RunData) -> None:
     config, model = load_recipe(CONFIGS / "demo.yaml"), SimpleNamespace(max_position_embeddings=4096)
     longest = max(len(data.renderer.prompt_ids(p)) for p in (*data.train, *data.evaluation))
@@ -39,7 +39,7 @@ def test_an_engine_gets_room_for_the_longest_prompt_and_its_response(data: RunDa
     assert longest_text(hinted, data, model) is None, "a hint makes a prompt longer"
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_no_evaluation_task_is_trained_on_or_demonstrated(data: RunData) -> None:
     held_out = {task(p.question) for p in data.evaluation}
     assert len(held_out) == len(data.evaluation) == 320

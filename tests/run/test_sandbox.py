@@ -38,7 +38,7 @@ def session_of(folder: Path, **settings: Any) -> Iterator[Session]:
         yield session
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_run_writes_down_its_isolation_but_not_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINE", "secret")
     with session_of(tmp_path, workers=1, cpu_s=0.5, token_env="MINE") as session:

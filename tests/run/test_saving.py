@@ -36,7 +36,7 @@ def test_a_full_disk_ends_the_run_and_keeps_what_was_there(tmp_path: Path, monke
         assert newest_whole(session.run.folder / "checkpoints")[0] == path.parent / "00000001"
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_what_the_heap_keeps_is_returned() -> None:
     """Blocks of 4 KB below the newest stay in the heap when they are freed."""
 

@@ -100,7 +100,7 @@ def folder_of(path: Path, seed: int = 0, chat_template: str | None = None) -> Pa
     return path
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_lines_are_answered_in_the_terminal(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "verizero.pipeline.cli", "chat", str(folder_of(tmp_path / "model"))]
     command += ["--max-tokens", "4", "--temperature", "0", "--device", "cpu"]
@@ -135,7 +135,7 @@ class TestBeside:
         assert arguments.run(arguments) == 0
         return str(capsys.readouterr().out).splitlines()
 
-    @pytest.mark.integration
+    @pytest.mark.run
     def test_both_answer_each_line_as_they_would_alone(
         self, trained: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:

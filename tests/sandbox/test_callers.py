@@ -19,7 +19,7 @@ from tests.sandbox.doubling import PYTHON, TESTS
 from tests.sandbox.processes import descendants, wait_gone
 from verizero import sandbox
 
-pytestmark = pytest.mark.integration  # workers of the sandbox
+pytestmark = pytest.mark.run  # workers of the sandbox
 ROOT = Path(__file__).parents[2]
 TWO_AT_ONCE = """
 import json, os, sandbox

@@ -47,7 +47,7 @@ def test_version_2_is_used_where_both_limits_are_handed_down(tmp_path: Path) -> 
         cgroups.parents(proc)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_where_there_is_none_the_walls_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> dict[str, Path]:
         raise OSError(13, "/sys/fs/cgroup is not writable")
@@ -68,7 +68,7 @@ def places() -> dict[str, Path]:
         pytest.skip(f"no control groups here: {exc}")
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_processes_of_a_run_share_one_bound_and_the_group_goes_with_its_worker(places: dict[str, Path]) -> None:
     before = {p for place in places.values() for p in place.glob("verizero-sandbox-*")}
     with sandbox.Pool(workers=1, tools=languages.TOOLS) as pool:
@@ -83,7 +83,7 @@ def test_processes_of_a_run_share_one_bound_and_the_group_goes_with_its_worker(p
     assert not [p for p in made if p.exists()]
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_session_past_the_memory_of_all_has_a_status_and_is_not_lost(
     places: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,7 +93,7 @@ def test_a_session_past_the_memory_of_all_has_a_status_and_is_not_lost(
         assert session.shell("echo 8").stdout == "8\n"
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_one_process_past_its_memory_is_ended_by_the_kernel(places: dict[str, Path]) -> None:
     program = "a = []\nwhile True:\n  try:\n    while True: a.append(bytearray(1 << 20))\n  except MemoryError: pass"
     with sandbox.Pool(workers=1) as pool:

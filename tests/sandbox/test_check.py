@@ -14,7 +14,7 @@ from verizero.sandbox.pool import CHECK_EVERY, check
 from verizero.sandbox.process import Worker
 from verizero.sandbox.worker import frames
 
-pytestmark = pytest.mark.integration  # workers of the sandbox
+pytestmark = pytest.mark.run  # workers of the sandbox
 
 RIGHT = [{"input": "a text of some length", "output": "htgnel emos fo txet a"}]
 DOUBLE = "print(input()[::-1])"

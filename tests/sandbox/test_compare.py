@@ -20,7 +20,7 @@ from verizero.sandbox import compare
 from verizero.sandbox.worker import codec, seccomp, syscalls
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("act", fuzz.ALL, ids=lambda act: act.__name__)
 def test_no_bytes_raise_anything_but_a_value_error(act: Callable[[], None]) -> None:
     """Values at random: what a program sends back never raises in the judge, and is never hashed there."""
@@ -39,7 +39,7 @@ def test_nothing_that_a_program_returns_is_hashed() -> None:
     assert repr(codec.read(codec.encode([{1: 2}, {3}, set(), {}]))) == "[{1: 2}, {3}, set(), {}]"
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_returned_value_is_bounded_and_fits_into_the_arguments_of_a_call() -> None:
     deep: Any = 1
     for _ in range(codec.MAX_DEPTH):
@@ -158,7 +158,7 @@ def test_outputs(got: str, expected: str, equal: bool) -> None:
     assert compare.outputs_equal(got, expected) is equal
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @given(st.fractions(-1000, 1000), st.fractions(-1000, 1000))
 def test_close_decimals_against_exact_arithmetic(a: Fraction, b: Fraction) -> None:
     got, expected = f"{float(a):.9f}", f"{float(b):.9f}"

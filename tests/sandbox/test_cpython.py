@@ -13,7 +13,7 @@ import pytest
 
 from verizero import sandbox
 
-pytestmark = pytest.mark.integration  # workers of the sandbox, and interpreters
+pytestmark = pytest.mark.run  # workers of the sandbox, and interpreters
 LEVEL_2 = ["landlock", "seccomp", "uid"]
 
 PROGRAMS: dict[str, tuple[str, str]] = {

@@ -18,7 +18,7 @@ from verizero import sandbox
 from verizero.pipeline.errors import IsolationError
 from verizero.sandbox import languages
 
-pytestmark = pytest.mark.integration  # workers of the sandbox
+pytestmark = pytest.mark.run  # workers of the sandbox
 
 WALLS = {
     "level3": list(sandbox.WALLS),

@@ -20,7 +20,7 @@ from verizero.sandbox.serve import SandboxService
 from verizero.sandbox.worker import codec, frames
 from verizero.verifiers.base import load
 
-pytestmark = pytest.mark.integration  # workers of the sandbox
+pytestmark = pytest.mark.run  # workers of the sandbox
 
 FORGE = """
 import os, struct

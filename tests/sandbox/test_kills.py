@@ -73,7 +73,7 @@ def named(pool: sandbox.Pool, name: str) -> list[int]:
     return found
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_forker_that_is_killed_while_it_starts_costs_no_wall() -> None:
     # other tests in this process may have started programs whose children are not for this test to kill
     strangers = set(children(os.getpid()))
@@ -98,7 +98,7 @@ def test_a_forker_that_is_killed_while_it_starts_costs_no_wall() -> None:
         num_killed += len(killed)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_worker_without_its_forker_leaves_the_errors_of_its_last_run_alone() -> None:
     """They decide if a compiler was killed."""
     program = "import sys, time\nprint('first words', file=sys.stderr)\ntime.sleep(0.3)\nsys.exit('last words')"
@@ -112,7 +112,7 @@ def test_a_worker_without_its_forker_leaves_the_errors_of_its_last_run_alone() -
             assert run.result().error == "first words\nlast words"
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("language", ["python", "c"])
 def test_a_program_that_is_killed_is_tried_again_and_never_wrong(language: str) -> None:
     if not sandbox.available()[language]:
@@ -137,7 +137,7 @@ def test_a_program_that_is_killed_is_tried_again_and_never_wrong(language: str) 
         assert run().passed
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize(
     ("language", "victim"),
     [
@@ -158,7 +158,7 @@ def test_a_compiler_that_is_killed_is_tried_again(language: str, victim: str) ->
                 assert sandbox.run(program, TESTS[:1], language=language, pool=pool).passed
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_program_whose_compiler_is_killed_each_time_is_not_wrong() -> None:
     if not sandbox.available()["cpp"]:
         pytest.skip("cpp is not installed")
@@ -169,7 +169,7 @@ def test_a_program_whose_compiler_is_killed_each_time_is_not_wrong() -> None:
     assert (result.status, "the compiler was killed" in result.error) == ("sandbox_error", True), result
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_service_says_when_no_worker_starts_and_when_one_does() -> None:
     with sandbox.Pool(workers=1) as pool, SandboxService(pool, token="t") as service:
         health = urllib.request.Request(f"{service.address}/health", headers={"Authorization": "Bearer t"})

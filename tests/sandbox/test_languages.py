@@ -17,7 +17,7 @@ from verizero import sandbox
 from verizero.pipeline.errors import IsolationError
 from verizero.sandbox import languages, toolchains
 
-pytestmark = pytest.mark.integration  # compilers and other interpreters
+pytestmark = pytest.mark.run  # compilers and other interpreters
 
 
 @pytest.fixture(scope="module", params=[list(sandbox.WALLS), ["landlock", "seccomp", "uid"]], ids=["level3", "level2"])
@@ -177,7 +177,7 @@ IMITATIONS = {
 }
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("name", IMITATIONS)
 def test_a_program_that_imitates_the_words_of_a_killed_compiler_does_not_compile(
     highest: sandbox.Pool, name: str

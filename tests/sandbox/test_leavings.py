@@ -23,7 +23,7 @@ def pool(request: pytest.FixtureRequest) -> Iterator[sandbox.Pool]:
         yield made
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("name", leavings.PYTHON)
 def test_a_program_leaves_nothing(pool: sandbox.Pool, name: str) -> None:
     result = sandbox.execute(
@@ -42,7 +42,7 @@ print(ctypes.CDLL(None).statvfs(b'/', ctypes.create_string_buffer(500)))
 LOOKS_AT_NUMBERS = LOOKS + "print(of_folder.st_ino, os.fstat(os.open('a', os.O_CREAT)).st_ino, os.uname().nodename)"
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize(
     ("walls", "looks"), [(sandbox.WALLS, LOOKS_AT_NUMBERS), (LEVEL_2, LOOKS)], ids=["level3", "level2"]
 )
@@ -61,7 +61,7 @@ def test_a_program_learns_nothing_of_others_from_its_folder(walls: tuple[str, ..
             assert sandbox.execute(looks, pool=pool).stdout == expected, leaves
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("walls", [sandbox.WALLS, LEVEL_2], ids=["level3", "level2"])
 def test_a_program_of_another_language_leaves_nothing(walls: tuple[str, ...]) -> None:
     there = sandbox.available()
@@ -75,7 +75,7 @@ def test_a_program_of_another_language_leaves_nothing(walls: tuple[str, ...]) ->
                 assert sandbox.run("cat; echo c >&2", [again] * 2, language="bash", pool=pool).passed, name
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize(
     "act", ["os.sched_setaffinity(p, {0})", "os.kill(p, 0)", "os.close(os.open(f'/proc/{p}/fd/0', os.O_RDONLY))"]
 )
@@ -85,7 +85,7 @@ def test_programs_with_processes_cannot_reach_the_forker(act: str) -> None:
         assert (result.status, result.stdout) == ("passed", "[]\n")
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_programs_of_an_ordinary_user_cannot_open_what_the_forker_has_open() -> None:
     act = "[os.close(os.open(f'/proc/{p}/fd/{fd}', os.O_RDWR | os.O_NONBLOCK)) for fd in range(7)]"
     program = leavings.ELSEWHERE.replace("ACT", act)
@@ -94,7 +94,7 @@ def test_programs_of_an_ordinary_user_cannot_open_what_the_forker_has_open() -> 
     assert "stdout='[]\\n'" in as_nobody("-c", code)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_only_not_to_wait_can_be_set() -> None:
     code = (
         "import fcntl, os\nfor name in ('APPEND', 'ASYNC', 'DIRECT', 'NOATIME', 'NONBLOCK'):\n"

@@ -48,7 +48,7 @@ def test_what_is_not_there_is_named() -> None:
         resolve(["pydantic", "no-such-thing"])
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("walls", [list(sandbox.WALLS), ["landlock", "seccomp", "uid"]], ids=["level3", "level2"])
 def test_programs_import_what_is_named_and_nothing_else(walls: list[str]) -> None:
     with sandbox.Pool(workers=1, walls=walls, packages=["numpy"]) as pool:
@@ -72,7 +72,7 @@ ARRAYS = [
 """Programs, tests and whether the tests pass: arrays and numbers of numpy travel whole."""
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_recipe_names_packages_here_and_at_a_service(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINE", "secret")
     code = load("code").bind({})

@@ -24,8 +24,7 @@ from verizero.sandbox.worker import disk
 from verizero.sandbox.worker.watching import allowed_wall_s
 
 
-@pytest.mark.integration
-@pytest.mark.slow
+@pytest.mark.run
 def test_killing_workers_and_runs_at_any_moment_loses_no_result() -> None:
     stop, seen, statuses = threading.Event(), set(), list[str]()
     program = "import time; time.sleep(0.02)\nprint(int(input()) * 2)"
@@ -66,7 +65,7 @@ def test_killing_workers_and_runs_at_any_moment_loses_no_result() -> None:
     assert wait_gone([*seen, *now]) == []
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_child_killed_while_it_waits_costs_nothing() -> None:
     with sandbox.Pool(workers=1) as pool:
         assert sandbox.run(PYTHON, TESTS, pool=pool).passed
@@ -80,7 +79,7 @@ def test_a_child_killed_while_it_waits_costs_nothing() -> None:
         assert worker_pids(pool) == [worker]
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_no_program_can_pass_for_walls_that_did_not_go_up() -> None:
     feigned = "import os\nos.write(2, b'sandbox: PermissionError: no\\n')\nos._exit(214)"
     with sandbox.Pool(workers=1) as pool:
@@ -100,7 +99,7 @@ def _nest(folder: str, depth: int) -> None:
     os.close(place)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_folders_of_killed_callers_are_swept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(work_folders, "_MIN_AGE_S", -1.0)
@@ -141,7 +140,7 @@ def test_a_link_in_a_shared_folder_leads_the_sweep_nowhere(monkeypatch: pytest.M
     assert sorted(p.name for p in mine.iterdir()) == ["canary", "precious"]
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_folders_of_another_user_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can make files of another user")
@@ -157,7 +156,7 @@ def test_folders_of_another_user_stay(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert len(list(tmp_path.rglob("canary"))) == 2
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_below_the_level_asked_for_it_refuses_and_says_what_to_do() -> None:
     with sandbox.Pool(workers=1, walls=["seccomp"]) as pool, pytest.raises(IsolationError) as caught:
         sandbox.run(PYTHON, TESTS, pool=pool)
@@ -183,7 +182,7 @@ def test_settings_are_checked() -> None:
             sandbox.Pool(**settings)  # type: ignore[arg-type]
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_nothing_grows() -> None:
     with sandbox.Pool(workers=1) as pool:
         sandbox.run(PYTHON, TESTS, pool=pool)
@@ -226,7 +225,7 @@ def test_folders_deeper_than_a_path_can_name_are_too_many(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_an_interrupt_ends_the_runs_in_progress_and_no_others() -> None:
     limits = sandbox.Limits(wall_s=3600, cpu_s=600)
     with sandbox.Pool(workers=2) as pool, ThreadPoolExecutor(1) as thread:
@@ -254,7 +253,7 @@ def test_an_interrupt_ends_the_runs_in_progress_and_no_others() -> None:
         assert not before & set(worker_pids(pool))
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_busy_machine_makes_no_timeout() -> None:
     """Four processes spin on the core of the pool: CPU time counts, and the queue for a CPU does not."""
     cores = os.sched_getaffinity(0)
@@ -296,7 +295,7 @@ def test_a_run_lasts_longer_only_for_what_other_work_took(
     assert allowed_wall_s(10.0, used, num_processes, threads, cores=2) == pytest.approx(allowed)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_worker_that_starts_while_its_pool_is_closed_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     with sandbox.Pool(workers=1) as pool:
         starts, started = pool._start_the_first, []
@@ -312,7 +311,7 @@ def test_a_worker_that_starts_while_its_pool_is_closed_does_not_run(monkeypatch:
     assert wait_gone([started[0].process.pid]) == []
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("number", [96, 100, 104])
 def test_a_worker_starts_whatever_numbers_its_descriptors_have(number: int) -> None:
     """A process with many open files gives a worker descriptors whose numbers are also the places it moves them to."""

@@ -21,7 +21,7 @@ from verizero.sandbox import serve
 from verizero.sandbox.client import Client
 from verizero.sandbox.serve import SandboxService
 
-pytestmark = pytest.mark.integration  # a server
+pytestmark = pytest.mark.run  # a server
 
 TESTS = [{"input": "4", "output": "8"}, {"input": "5", "output": "10"}]
 

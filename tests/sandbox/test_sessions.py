@@ -23,7 +23,7 @@ from verizero.pipeline.errors import IsolationError, SessionError
 from verizero.sandbox import keepers
 from verizero.sandbox.process import WorkerDied
 
-pytestmark = pytest.mark.integration  # workers of the sandbox
+pytestmark = pytest.mark.run  # workers of the sandbox
 
 LEVEL_2 = ["landlock", "seccomp", "uid"]
 ROOT = Path(__file__).parents[2]
@@ -180,6 +180,7 @@ def test_an_order_during_a_call_ends_its_session_alone(pool: sandbox.Pool) -> No
         assert other.python("print(2)").stdout == "2\n"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("victim", ["keeper", "interpreter asleep", "interpreter at work"])
 def test_a_session_that_is_killed_is_lost_and_says_so(pool: sandbox.Pool, victim: str) -> None:
     with open_session(pool) as session:

@@ -56,7 +56,7 @@ def test_a_tool_that_is_not_installed_is_named_and_is_no_wrong_answer(
     assert languages.LANGUAGES[language].tool in said.reason
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_limits_are_the_recipes_where_the_verifier_names_none() -> None:
     configure(SandboxSettings(limits=sandbox.Limits(cpu_s=0.3, memory_mib=200)))
     assert SandboxParams().limits() == sandbox.Limits(cpu_s=0.3, memory_mib=200)
@@ -66,7 +66,7 @@ def test_limits_are_the_recipes_where_the_verifier_names_none() -> None:
     assert "0.3" in said.reason
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_too_low_walls_are_an_error_of_the_sandbox_with_the_remedy() -> None:
     configure(SandboxSettings(min_level=3, workers=1))
     stands = sandbox.probe().level >= 3
@@ -76,7 +76,7 @@ def test_too_low_walls_are_an_error_of_the_sandbox_with_the_remedy() -> None:
         assert stands or "sandbox.min_level" in said.reason
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_services_send_returned_values_back_and_run_other_languages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("verizero.sandbox.api.run_many", lambda *_: pytest.fail("nothing runs on this machine"))
     with served() as server:
@@ -96,7 +96,7 @@ def test_a_token_is_in_no_text() -> None:
     assert "secret" not in repr(SandboxSettings(urls=("http://a",), token="secret"))
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_settling_again_changes_nothing_and_elsewhere_ends_the_former_workers() -> None:
     configure(SandboxSettings(workers=1))
     pool = sandbox.default_pool()
@@ -130,7 +130,7 @@ def test_who_runs_programs(name: str, params: dict[str, object], runs: bool) -> 
     assert bool(programs_of(load(name).bind(params).params)) == runs
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_nobody_who_programs_of_here_loads_the_network_client() -> None:
     call = (
         "import sys; from verizero.verifiers.base import load; load('code').bind(); "

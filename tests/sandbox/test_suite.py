@@ -33,7 +33,7 @@ def test_it_is_as_broad_as_promised() -> None:
     assert across.count() >= 75
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_no_act_gets_done(pool: sandbox.Pool) -> None:
     scene = Scene()
     try:
@@ -43,23 +43,23 @@ def test_no_act_gets_done(pool: sandbox.Pool) -> None:
         scene.close()
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_no_hack_passes(pool: sandbox.Pool) -> None:
     assert suite.run_members(suite.hack_trials(), pool) == []
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_honest_programs_pass(pool: sandbox.Pool) -> None:
     assert suite.run_members(suite.honest_trials(), pool) == []
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_nothing_lingers(pool: sandbox.Pool) -> None:
     with sandbox.Pool(workers=1, walls=pool._walls) as single:
         assert list(suite.linger_complaints(single)) == []
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_no_program_takes_more_than_its_limits(pool: sandbox.Pool) -> None:
     assert suite.run_members(suite.exhaust_trials(pool.isolation), pool) == []
 
@@ -71,13 +71,13 @@ def tools(pool: sandbox.Pool) -> Iterator[sandbox.Pool]:
         yield made
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("name", across.ALL)
 def test_no_session_reaches_another(tools: sandbox.Pool, name: str) -> None:
     assert list(across.ALL[name](tools)) == []
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_sessions_reach_each_other_without_walls() -> None:
     """Each wall is missed: without any, acts succeed; without Landlock, files are open; without seccomp, calls are."""
     failed, missed = [], dict[str, set[str]]()
@@ -95,8 +95,7 @@ def test_sessions_reach_each_other_without_walls() -> None:
     assert {"*slow it", "*abstract socket", "keyring"} <= missed["landlock"] - missed["seccomp"]
 
 
-@pytest.mark.integration
-@pytest.mark.slow
+@pytest.mark.run
 def test_the_acts_work_without_walls(tmp_path: Path) -> None:
     """Without this control a stopped act proves nothing: a typing error may have stopped it."""
     scene = Scene()
@@ -119,7 +118,7 @@ def test_the_acts_work_without_walls(tmp_path: Path) -> None:
     assert len(failed) <= 4, failed
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("walls", [list(sandbox.WALLS), LEVEL_2], ids=["level3", "level2"])
 def test_an_ordinary_user_is_as_safe(walls: list[str]) -> None:
     """The whole suite as the user nobody, where we are root and a system interpreter is there for him."""

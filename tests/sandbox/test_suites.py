@@ -18,7 +18,7 @@ from verizero.sandbox.isolation import WALLS
 from verizero.sandbox.worker import frames
 from verizero.verifiers._test_suites import suite_of
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.run
 DOUBLE = [{"source": "assert f(2) == 4", "names": ["f"]}, {"source": "assert f(3) == 6", "names": ["f"]}]
 
 

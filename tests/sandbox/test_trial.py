@@ -13,7 +13,7 @@ from verizero.sandbox import process
 from verizero.sandbox.results import MOST
 from verizero.sandbox.worker import frames
 
-pytestmark = pytest.mark.integration  # workers of the sandbox
+pytestmark = pytest.mark.run  # workers of the sandbox
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,7 @@ def opened(verifier: str = "code", params: dict[str, Any] | None = None, **setti
     return open_sandbox(SandboxConfig(**settings), [load(verifier).bind(params)], warnings.append), warnings
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_programs_run_as_the_recipe_says_until_the_sandbox_is_closed() -> None:
     isolation, _ = opened(workers=1, cpu_s=0.5, memory_mib=100, max_tests=7)
     assert current() == SandboxSettings(sandbox.Limits(cpu_s=0.5, memory_mib=100, max_tests=7), workers=1)

@@ -46,7 +46,7 @@ def run(folder: Path, function: str, *overrides: str, **params: Any) -> tuple[di
     return summary, [dict(row.metrics) for row in read_run(folder / "run").steps]
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_rewards_outside_of_0_to_1_are_trained_on_and_have_a_mean_and_no_pass_at_1(tmp_path: Path) -> None:
     summary, steps = run(tmp_path, "length")
     responses = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
@@ -65,7 +65,7 @@ def test_rewards_outside_of_0_to_1_are_trained_on_and_have_a_mean_and_no_pass_at
     assert "Held-out mean reward" in (tmp_path / "run" / "report.html").read_text()
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_response_without_a_reward_leaves_its_group_without_an_alarm(tmp_path: Path) -> None:
     _, steps = run(tmp_path, "odd")
     responses = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
@@ -76,7 +76,7 @@ def test_a_response_without_a_reward_leaves_its_group_without_an_alarm(tmp_path:
     assert sum(line["verdict/abstained"] * line["verdict/responses"] for line in steps) >= len(left_out)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_where_no_response_has_a_reward_the_run_says_so(tmp_path: Path) -> None:
     from verizero.pipeline.errors import GradersFailed
 

@@ -26,7 +26,7 @@ from verizero.pipeline.run.session import Session
 from verizero.pipeline.stages.rl import rl_phases
 from verizero.pipeline.types import Group, Rollout, StepMetrics
 
-pytestmark = pytest.mark.integration  # whole runs
+pytestmark = pytest.mark.run  # whole runs
 
 SIX = (GRPO, "rl.steps_per_round=6")
 

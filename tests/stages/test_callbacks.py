@@ -61,7 +61,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_each_step_and_evaluation_once_also_where_a_callback_ended_the_run_again_and_again(
     whole: Path, tmp_path: Path
 ) -> None:
@@ -105,7 +105,7 @@ def test_each_step_and_evaluation_once_also_where_a_callback_ended_the_run_again
     assert_same_bytes(folder, whole)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_callback_that_raises_ends_the_run_and_the_step_is_done_and_told_again(tmp_path: Path) -> None:
     file = tmp_path / "watch.py"
     file.write_text(

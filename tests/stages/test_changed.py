@@ -52,7 +52,7 @@ def changes(base: Path) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_stage_continues_with_the_word_and_runs_again_without_it(base: Path) -> None:
     config = recipe("sft", "rl", {"name": "last", "kind": "sft"})
     go(config, base)
@@ -70,7 +70,7 @@ def test_a_stage_continues_with_the_word_and_runs_again_without_it(base: Path) -
     assert changes(base / "again") == []
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_groups_left_over_are_dropped_if_another_verifier_graded_them(base: Path) -> None:
     def stop(event: Event) -> Any:
         return STOP if event.metrics["groups/carried_out"] > 0 else None

@@ -63,7 +63,7 @@ def falls(values: list[float], share: float = 0.8) -> bool:
     return sum(values[-4:]) < share * sum(values[:4])
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize(
     "objective",
     [{}, {"over": "sampled", **SLOW}, {"over": "top_k", "top_k": 8, "divergence": "forward_kl", "discount": 0.5}],
@@ -84,7 +84,7 @@ def test_the_student_comes_to_the_teacher_and_goes_on_after_a_break(tmp_path: Pa
         assert ("distill/outside" in m) == (objective.get("over") == "top_k")
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_responses_of_older_policies_are_weighted_and_go_on_after_a_break(tmp_path: Path) -> None:
     teacher = {"path": make_teacher(tmp_path / "teacher")}
     weighted = {"over": "sampled", "stale_weights": "token", **SLOW, "rounds": 1}
@@ -97,7 +97,7 @@ def test_responses_of_older_policies_are_weighted_and_go_on_after_a_break(tmp_pa
     assert len({w for w in weights if w != 1.0}) == 11
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_policy_that_reads_the_answer_teaches_itself(tmp_path: Path) -> None:
     """A copy of the policy by its own likes: the hint is no signal yet, and the divergence is that of the prompts."""
     hint = {"hint": "{question} {answer} {question}"}
@@ -121,7 +121,7 @@ FEEDBACK = {
 }
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_policy_that_reads_what_came_of_its_response_teaches_itself(tmp_path: Path) -> None:
     reference = {"schedule": "ema", "alpha": 0.1}
     begun = [start("sft.steps=40")]

@@ -61,13 +61,13 @@ def rewrite_judge(folder: Path, body: str) -> None:
         del sys.modules[name]
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_all_stages_are_complete(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "summary.json").exists()
     assert end(tmp_path)[0] == {"reason": "done", "where": "", "message": "every stage is complete"}
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_the_budget_of_tokens_is_spent(tmp_path: Path) -> None:
     ended, said = end(tmp_path, "rl.rounds=3", f"rl.max_tokens={3 * 18 * 30}")
     assert ended["reason"] == "tokens_spent"
@@ -76,7 +76,7 @@ def test_the_budget_of_tokens_is_spent(tmp_path: Path) -> None:
     assert any(line.startswith("round 2 ends after 1 of 2 steps: the budget") for line in said)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_graders_fail_and_a_later_try_says_how_it_ended_itself(tmp_path: Path) -> None:
     rows(tmp_path)
     (tmp_path / "judge.py").write_text(JUDGE.format("raise ConnectionError('the judge is down')"))
@@ -91,7 +91,7 @@ def test_graders_fail_and_a_later_try_says_how_it_ended_itself(tmp_path: Path) -
     assert end(tmp_path, changes=data)[0]["reason"] == "done"
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_try_that_must_not_continue_says_nothing_of_the_run(tmp_path: Path) -> None:
     config = tiny({}, [start(), *ONLY_RL, *ROUND])
     train(config, tmp_path, tmp_path / "run", "auto", Heard())
@@ -100,7 +100,7 @@ def test_a_try_that_must_not_continue_says_nothing_of_the_run(tmp_path: Path) ->
     assert json.loads((tmp_path / "run" / "run.json").read_text())["ended"]["reason"] == "done"
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -111,7 +111,7 @@ def test_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert "free space and start the same command again" in ended["message"]
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_ends_it(number: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "long.yaml").write_text(
@@ -186,7 +186,7 @@ def recipe(base: Path, **changes: Any) -> str:
     return str(base / "down.yaml")
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_an_evaluation_ends_with_an_error_in_a_run_and_alone(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Also if only one of its domains has no verdict: nothing is known of that one."""
     rows(base / "held")
@@ -203,7 +203,7 @@ def test_an_evaluation_ends_with_an_error_in_a_run_and_alone(base: Path, capsys:
     assert main(["eval", path]) == 0
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_sampling_ends_with_an_error(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = recipe(base, stages=["sft", {"name": "sample", "kind": "sample"}], sample={"samples": 2})
     assert main(["train", path, "--no-prefect"]) == 1

@@ -94,7 +94,7 @@ def adder_rows(path: Path) -> list[dict[str, Any]]:
     return [{"file": "rows.jsonl", "environment": {"path": "adder.py:adder"}}]
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_policy_calls_tools_by_a_chat_template_and_the_trainer_scores_what_the_engine_did(tmp_path: Path) -> None:
     recipe = changes("guess")
     recipe["model"] = {"create": None, "path": chat_folder(tmp_path / "model", "merges_answers")}
@@ -115,7 +115,7 @@ def test_a_policy_calls_tools_by_a_chat_template_and_the_trainer_scores_what_the
     assert step["tokens/observed"] > step["tokens/sampled"]
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_equal_runs_of_episodes_end_with_equal_bytes(tmp_path: Path) -> None:
     recipe = changes("guess", high=8, tries=3)
     recipe["data"]["train"][0]["environment"]["params"] = {"high": 8, "tries": 3}

@@ -37,7 +37,7 @@ def weights(folder: Path) -> bytes:
     return (folder / "model" / "model.safetensors").read_bytes()
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("kind", ["sft", "rl"])
 def test_stages_between_leave_no_trace_in_the_policy(tmp_path: Path, kind: str) -> None:
     run(recipe("sft", last(None, kind)), tmp_path / "plain")
@@ -48,14 +48,14 @@ def test_stages_between_leave_no_trace_in_the_policy(tmp_path: Path, kind: str) 
     assert weights(tmp_path / "other") != weights(tmp_path / "plain")
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_base_is_the_model_that_the_first_stage_starts_from(tmp_path: Path) -> None:
     run(recipe("sft", last("base")), tmp_path / "from")
     run(recipe(last(None)), tmp_path / "plain")
     assert weights(tmp_path / "from") == weights(tmp_path / "plain")
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_an_end_that_cannot_be_trusted_is_refused(tmp_path: Path) -> None:
     config = recipe("sft", BETWEEN, last("sft"))
     with pytest.raises(Broken):

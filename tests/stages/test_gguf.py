@@ -34,7 +34,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_run_starts_from_the_file_says_so_and_leaves_a_hugging_face_folder(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "tiny.gguf", tiny_llama(), quantized=True)
     recipe = tiny(CHANGES, [f"model.path={file}", f"output={tmp_path}", "name=run"])
@@ -94,7 +94,7 @@ def assert_whole(folder: Path) -> None:
     assert model.generate(**ids, max_new_tokens=2, do_sample=False).shape[1] > ids["input_ids"].shape[1]
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("changes", [(), ("train.lora={rank: 2}",)], ids=["whole", "lora"])
 def test_it_runs_from_a_tiny_file_with_all_weights_or_adapters(changes: Sequence[str], tmp_path: Path) -> None:
     recipe, _ = of_seconds(tmp_path, changes)

@@ -55,7 +55,7 @@ def run(folder: Path, overrides: list[str], page: bool = False) -> list[tuple[st
     return heard
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_collapse_is_rolled_back_to_half_the_rate_and_everybody_is_told(tmp_path: Path) -> None:
     """What follows the roll-back is, number by number, what a run with the lower rate does from the beginning."""
     heard = run(tmp_path / "a", [start(), *ONLY_RL, *TOO_FAST, ROLL_BACK], page=True)
@@ -84,7 +84,7 @@ def test_a_collapse_is_rolled_back_to_half_the_rate_and_everybody_is_told(tmp_pa
     assert {s.get("roll_backs", 0) for s in samples if s["stage"] == "rl"} == {0, 1}
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_collapse_that_old_responses_hid_is_rolled_back_to_before_it(tmp_path: Path) -> None:
     """The first update breaks the policy; the second step still trains on responses from before it, which look well."""
     ahead = [start(), *ONLY_RL, MARKED, TOO_FAST[2], "rollout.max_staleness=1", "rl.select.keep=all"]
@@ -107,7 +107,7 @@ KINDS: list[list[str]] = [
 ]
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_taken_back_a_run_does_the_same_again(kind: list[str], tmp_path: Path) -> None:
     """To its second step from its fourth: policy, optimiser, reference, critic, engine, sampler and groups are back."""
@@ -134,7 +134,7 @@ def test_taken_back_a_run_does_the_same_again(kind: list[str], tmp_path: Path) -
     assert len(again) == len(straight) + 2
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_stop_ends_the_run_and_names_the_policy_before_the_collapse(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"guard\.limits\.max_unanswered.*The policy before that is (\S+);") as e:
         run(tmp_path, [start(), *ONLY_RL, *TOO_FAST, guard("stop")])
@@ -143,7 +143,7 @@ def test_stop_ends_the_run_and_names_the_policy_before_the_collapse(tmp_path: Pa
     assert json.loads((named.parent / "state.json").read_text())["rl_step"] == 0
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_run_that_collapses_however_often_it_is_rolled_back_ends(tmp_path: Path) -> None:
     hopeless = ["rl.optimizer.learning_rate=0.05", guard("roll_back", "max_roll_backs: 1")]
     with pytest.raises(RunError, match="again, after 1 "):
@@ -151,7 +151,7 @@ def test_a_run_that_collapses_however_often_it_is_rolled_back_ends(tmp_path: Pat
     assert [r["action"] for r in rows(tmp_path) if r["kind"] == "alarm"] == ["roll_back", "roll_back"]
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_warn_says_it_once_and_changes_nothing(tmp_path: Path) -> None:
     heard = run(tmp_path / "warned", [start(), *ONLY_RL, *TOO_FAST, guard("warn")])
     run(tmp_path / "off", [start(), *ONLY_RL, *TOO_FAST, guard("none")])
@@ -162,6 +162,6 @@ def test_warn_says_it_once_and_changes_nothing(tmp_path: Path) -> None:
     assert steps[0] == steps[1]
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_killed_around_a_roll_back_it_ends_with_the_same_bytes(tmp_path: Path) -> None:
     all_survived(killed(tmp_path, start(), *ONLY_RL, *TOO_FAST, ROLL_BACK), len(AROUND_ROLL_BACKS))

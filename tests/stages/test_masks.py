@@ -8,7 +8,7 @@ from tests.stages.marks import MARKED
 from tests.stages.recorded import CUT, EXPERTS, V32, run
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_cut_that_is_kept_leaves_no_mismatch_and_one_that_is_not_does() -> None:
     kept, calls = run(V32, *CUT)
     lost, _ = run("rl.algorithm={name: deepseek_v32, keep_sampling: false, allow: [cut_sampling]}", *CUT)
@@ -25,7 +25,7 @@ def test_a_cut_that_is_kept_leaves_no_mismatch_and_one_that_is_not_does() -> Non
             assert max(r.kept.sizes) <= 12
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_recorded_set_is_bounded_and_how_often_is_said() -> None:
     steps, calls = run(V32, "rollout.top_p=0.99", "rollout.max_kept=2")
     assert all(max(r.kept.sizes) <= 2 for _, rollouts in calls["generate"] for r in rollouts)
@@ -33,14 +33,14 @@ def test_a_recorded_set_is_bounded_and_how_often_is_said() -> None:
     assert all(abs(m["mismatch/k3"]) < 1e-9 for m in steps)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_without_a_cut_nothing_is_recorded() -> None:
     steps, calls = run(V32)
     assert all(r.kept is None and r.routing is None for _, rollouts in calls["generate"] for r in rollouts)
     assert all("sampling/kept_mean" not in m and "routing/changed" not in m for m in steps)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_experts_are_replayed_through_the_loop() -> None:
     steps, calls = run(V32, *EXPERTS, *CUT, MARKED, "rl.algorithm.num_minibatches=3", "rl.optimizer.learning_rate=0.05")
     plain, _ = run("rl.algorithm={name: deepseek_v32, keep_routing: false}", *EXPERTS, *CUT)

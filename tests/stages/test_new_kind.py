@@ -123,7 +123,7 @@ def test_a_module_that_is_no_kind_says_why(install: Install, source: str) -> Non
     assert "the entry point 'questions' of verizero.stages must name a module with KIND" in refusal({})
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.usefixtures("questions")
 def test_killed_in_it_a_run_ends_as_if_never_killed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tiny(RECIPE, ["sft.steps=12"])

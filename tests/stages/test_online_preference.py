@@ -35,7 +35,7 @@ def steps_of(folder: Path) -> list[dict[str, Any]]:
     return [r["metrics"] for r in rows if r["kind"] == "step" and r["stage"] == "online_preference"]
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize(("loss", "schedule"), [("dpo", "every_round"), ("simpo", None)])
 def test_best_trains_against_worst_and_a_stopped_run_ends_with_the_same_bytes(
     tmp_path: Path, loss: str, schedule: str | None

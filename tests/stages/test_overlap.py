@@ -26,7 +26,7 @@ from verizero.pipeline.stages.evaluate import evaluate
 from verizero.pipeline.types import Attempt, Verdict
 from verizero.pipeline.whole_run import train
 
-pytestmark = pytest.mark.integration  # whole runs
+pytestmark = pytest.mark.run  # whole runs
 
 
 class Losing:

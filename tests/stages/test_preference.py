@@ -48,7 +48,7 @@ def rows(folder: Path, kind: str) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_verifier_is_enough_right_answers_against_wrong_ones_of_the_policy(tmp_path: Path, start: Path) -> None:
     train_model(recipe(start), tmp_path, tmp_path / "run")
     pairs = read_jsonl(tmp_path / "run/stages/preference/pairs-1.jsonl")
@@ -68,7 +68,7 @@ def test_a_verifier_is_enough_right_answers_against_wrong_ones_of_the_policy(tmp
     assert made["metrics"]["pairs"] == len(pairs)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("every_part", [False, True])
 def test_parts_have_their_own_pairs_and_each_its_own_reference(tmp_path: Path, start: Path, every_part: bool) -> None:
     config = recipe(start, parts=2, sampled={**SAMPLED, "every_part": every_part})
@@ -85,7 +85,7 @@ def test_parts_have_their_own_pairs_and_each_its_own_reference(tmp_path: Path, s
     assert margins[3] > 0.01
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize(("loss", "every_part"), [("kto", False), ("simpo", True)])
 def test_stopped_anywhere_and_resumed_ends_with_the_same_bytes(
     tmp_path: Path, start: Path, loss: str, every_part: bool, monkeypatch: pytest.MonkeyPatch
@@ -97,7 +97,7 @@ def test_stopped_anywhere_and_resumed_ends_with_the_same_bytes(
     assert any(step["metrics"]["tree/ratio"] > 1.1 for step in rows(tmp_path / "whole", "step")), "nothing was shared"
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_reference_that_is_gone_is_not_made_anew_of_another_policy(
     tmp_path: Path, start: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,7 +118,7 @@ PAIRS = [{"prompt": f"{a}+9=", "chosen": f"{a + 9}", "rejected": f"{a + 8}", "an
 WRONG = {"prompt": "8+8=", "chosen": "17", "rejected": "16", "answer": "16"}
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_pairs_of_a_file_are_graded_and_counted_and_nothing_is_lost(tmp_path: Path) -> None:
     bad = [
         {"prompt": "1+1=", "chosen": "2", "rejected": "2", "answer": "2"},
@@ -147,7 +147,7 @@ def test_pairs_of_a_file_are_graded_and_counted_and_nothing_is_lost(tmp_path: Pa
     assert "2 wrong by the verifier, dropped" in words
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("loss", ["kto", "apo_zero_unpaired"])
 def test_labelled_rows_train_losses_of_labels_and_no_other(tmp_path: Path, loss: str) -> None:
     labelled = [
@@ -162,7 +162,7 @@ def test_labelled_rows_train_losses_of_labels_and_no_other(tmp_path: Path, loss:
         train(recipe(pairs=[source]), tmp_path, tmp_path / "dpo", "auto", Progress())
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_policy_that_never_differs_makes_no_pairs_and_says_what_to_do(tmp_path: Path) -> None:
     config = recipe(sampled={"prompts": 2, "samples": 2})
     with pytest.raises(DataError, match="0 pairs for 1 parts"):

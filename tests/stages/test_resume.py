@@ -22,7 +22,7 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return killed(tmp_path_factory.mktemp("killed"), *started())
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("kills", SCENARIOS, ids=repr)
 def test_killed_and_resumed_equals_never_killed(ends: dict[str, Any], kills: list[tuple[str, int, str]]) -> None:
     scenario = ends["killed"][repr(kills)]
@@ -76,7 +76,7 @@ CASES = {
 }
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("case", CASES)
 def test_with_an_algorithm_that_holds_more_than_a_policy(case: str, tmp_path: Path) -> None:
     policy = EXPERTS if "experts" in case else ()
@@ -117,7 +117,7 @@ def ends_of_stages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return killed(tmp_path_factory.mktemp("killed"), start(), "sft.steps=25", *STAGES)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("stage", IN_EACH_STAGE)
 def test_killed_before_and_in_a_stage_it_ends_as_if_never_killed(ends_of_stages: dict[str, Any], stage: str) -> None:
     (killed,) = ends_of_stages["killed"].values()
@@ -127,7 +127,7 @@ def test_killed_before_and_in_a_stage_it_ends_as_if_never_killed(ends_of_stages:
     assert killed["stages"][stage] == ends_of_stages["stages"][stage]
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_killed_in_every_stage_the_run_ends_as_if_never_killed(ends_of_stages: dict[str, Any]) -> None:
     (killed,) = ends_of_stages["killed"].values()
     assert killed["last"] == 0

@@ -17,7 +17,7 @@ from tests.stages.broken import ROOT, all_survived, killed, run
 from tests.stages.kill_driver import IN_TURNS, WITH_AGENTS
 from tests.stages.tiny import tiny
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.run
 FEW = (
     *("sft.steps=12", "rl.rounds=1", "rl.steps_per_round=3", "rl.prompts_per_step=3", "rl.group_size=4"),
     *("rl.select.keep=all", "rl.algorithm={name: grpo, entropy_coef: 0.05}", "evaluation.before_training=false"),

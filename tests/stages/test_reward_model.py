@@ -51,7 +51,7 @@ def recipe(
     return tiny({"stages": stages, "reward_model": own, "data": data, **others}, (*start, *overrides))
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_rl_is_graded_by_the_model_of_the_stage_before_it(tmp_path: Path) -> None:
     rl = {"rounds": 1, "steps_per_round": 2, "reward": REWARD, "select": {"keep": "all"}}
     config = recipe(["sft", "reward_model", "rl"], rl=rl)
@@ -140,7 +140,7 @@ def step_file(folder: Path, rows: list[dict[str, Any]], step_end: str = "\n") ->
     return {**pair_file(folder, rows), "step_end": step_end}
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_process_reward_model_learns_the_labels_of_a_file(tmp_path: Path) -> None:
     config = recipe(["reward_model"], step_file(tmp_path, step_rows()), **NO_RL)
     goes_on_as_if_never_broken(config, tmp_path, [("train", 1)])
@@ -198,7 +198,7 @@ def pair_file(folder: Path, rows: list[dict[str, str]]) -> dict[str, Any]:
     return {"pairs": [{"file": "pairs.jsonl"}], "steps": 30, "batch_size": 16, "held_out": 0.3}
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_pairs_of_a_file(tmp_path: Path) -> None:
     rows = [{"prompt": f"{a}+{b}=", "chosen": f"{a + b}", "rejected": "x"} for a in range(1, 7) for b in range(1, 7)]
     rows += [{"prompt": "1+1=", "chosen": "2", "rejected": "2"}, {"prompt": "2+2=", "chosen": "", "rejected": "x"}]
@@ -210,7 +210,7 @@ def test_pairs_of_a_file(tmp_path: Path) -> None:
     assert last["held_out/accuracy"] > 0.9
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_it_judges_groups_of_a_later_stage(tmp_path: Path) -> None:
     rows = [{"prompt": f"{a}+{b}=", "chosen": f"{a + b}", "rejected": "x"} for a in range(1, 7) for b in range(1, 7)]
     run(recipe(["reward_model"], pair_file(tmp_path, rows), **NO_RL), tmp_path / "run")
@@ -233,7 +233,7 @@ def test_one_prompt_cannot_be_divided(tmp_path: Path) -> None:
         run(recipe(["reward_model"], pair_file(tmp_path, rows), **NO_RL), tmp_path / "run")
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_the_verifier_asks_as_the_model_was_trained(tmp_path: Path) -> None:
     from verizero.pipeline.types import Attempt
     from verizero.verifiers.base import load

@@ -133,7 +133,7 @@ class TestComponents:
         assert len(summed.components) == 2
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_demonstrations_join_each_update_of_a_run_without_sft_too(tmp_path: Path) -> None:
     with session_of(tmp_path, rl={**algorithm("reinforce", ptx_coef=0.5), "ptx_batch_size": 5}) as session:
         train_round(session)

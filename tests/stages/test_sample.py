@@ -33,7 +33,7 @@ def recipe(changes: dict[str, Any] | None = None, stages: list[Any] | None = Non
     )
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_what_is_kept_is_right_and_says_where_it_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sample, "SAMPLED_AT_ONCE", 12)
     goes_on_as_if_never_broken(recipe(), tmp_path, [("sample", 1), ("sample", 3), ("train", 1)])
@@ -56,7 +56,7 @@ def test_what_is_kept_is_right_and_says_where_it_comes_from(tmp_path: Path, monk
     assert sum(r["metrics"]["kept"] for r in pieces) == len(left[0])
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_hints_find_answers_that_stand_under_the_plain_question(tmp_path: Path) -> None:
     hint = {"samples": 2, "prompts": 20, "hint": "{answer} {question}", "keep": {}}
     run(recipe(hint, ["sft", "sample"]), tmp_path)
@@ -78,13 +78,13 @@ def test_a_hint_says_texts_and_numbers_and_no_tests(reference: Any, said: str | 
     assert answer_of(Prompt(id="p", question="?", verifier="math", reference=reference, domain="d")) == said
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_stage_that_keeps_nothing_says_so(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"sample: no answer was kept.*sample\.samples"):
         run(tiny({"stages": ["sample"], "rl": None, "sample": {"samples": 2, "prompts": 3}}), tmp_path)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_an_endpoint_is_a_source_too(tmp_path: Path) -> None:
     asked: list[dict[str, Any]] = []
 
@@ -114,7 +114,7 @@ def test_an_endpoint_is_a_source_too(tmp_path: Path) -> None:
     assert seen["responses"] == 80 - unwritable
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_an_endpoint_that_is_not_there_is_named(tmp_path: Path) -> None:
     silent = {"url": "http://127.0.0.1:9/v1", "model": "big", "retries": 0}
     with pytest.raises(EngineError, match=r"endpoint at http://127.0.0.1:9/v1 failed"):

@@ -33,7 +33,7 @@ def rows(folder: Path, kind: str) -> list[dict[str, Any]]:
     return [line for line in read_jsonl(folder / "metrics.jsonl") if line["kind"] == kind]
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_epochs_go_through_all_demonstrations(tmp_path: Path) -> None:
     run(sft({"steps": None, "epochs": 1.5, "batch_size": 64}), tmp_path)
     assert len(rows(tmp_path, "step")) == 8, "300 demonstrations x 1.5 / 64, rounded up"
@@ -54,7 +54,7 @@ def shown(folder: Path, demonstrations: list[dict[str, Any]]) -> RunConfig:
     return sft({"steps": 2}, data={"demonstrations": [source], "evaluation": []})
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_rows_that_teach_nothing_are_counted_named_and_kept(tmp_path: Path) -> None:
     heard = Heard()
     train(shown(tmp_path, [*BAD, *GOOD]), tmp_path, tmp_path / "run", "auto", heard)
@@ -83,7 +83,7 @@ def test_a_stage_whose_demonstrations_all_are_too_long_says_so(tmp_path: Path) -
         run(shown(tmp_path, BAD[3:]), tmp_path / "run")
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_evaluations_on_the_way_and_a_break_after_each(tmp_path: Path) -> None:
     config = sft({"steps": 7, "evaluate_every": 3}, train={"packing": "on"})
     goes_on_as_if_never_broken(config, tmp_path, [("evaluate", 2), ("train", 2), ("evaluate", 1)])
@@ -91,7 +91,7 @@ def test_evaluations_on_the_way_and_a_break_after_each(tmp_path: Path) -> None:
     assert labels == ["before training", "sft step 3", "sft step 6", "after sft"]
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_texts_of_files_are_trained_on_whole(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("1+2=3, " * 40)
     (tmp_path / "b.jsonl").write_text('{"text": "4+4=8"}\n{"text": ""}\n{"body": "7"}\n')

@@ -21,7 +21,7 @@ from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.session import Session
 from verizero.pipeline.train.reward_model import RewardModel
 
-pytestmark = pytest.mark.integration  # whole runs
+pytestmark = pytest.mark.run  # whole runs
 
 
 class Sleeper:

@@ -24,7 +24,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_rows_name_stage_and_kind(run: Path) -> None:
     rows = read_jsonl(run / "metrics.jsonl")
     steps = [(r["stage"], r["stage_kind"], r["step"]) for r in rows if r["kind"] == "step"]
@@ -45,7 +45,7 @@ def test_rows_name_stage_and_kind(run: Path) -> None:
     assert {r["stage"] for r in map(json.loads, (run / "rollouts.jsonl").open())} >= {"rl", "rl_again"}
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_done_run_has_nothing_left_and_is_in_its_last_stage(run: Path) -> None:
     before = (run / "metrics.jsonl").read_bytes()
     with open_run(tiny(FOUR_STAGES), run, run, "auto", Progress()) as session:
@@ -72,7 +72,7 @@ def test_sft_trains_on_what_a_stage_left(tmp_path: Path) -> None:
     assert row_left.spans == ((len("1+1="), len(row_left.ids)),)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_round_is_over_when_its_evaluation_is(tmp_path: Path) -> None:
     """Said once for each round that took a step, by the process in which it ended, when its evaluation is written."""
     rounds = {"rounds": 4, "steps_per_round": 1, "select": {"keep": "all"}, "max_tokens": 3 * 18 * 30}

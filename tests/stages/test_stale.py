@@ -76,7 +76,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in (folder / "run").glob("*.json*") if p.name not in aside}
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize(
     "free", [(), ("evaluation.k=5", "evaluation.limit=2"), ("report.samples_per_step=1", "checkpoint.every_steps=7")]
 )
@@ -87,7 +87,7 @@ def test_a_done_run_is_not_run_again(base: Path, free: tuple[str, ...]) -> None:
     assert not (base / "run" / STALE_FOLDER).exists()
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_changed_stage_and_those_after_it_run_again(base: Path, tmp_path: Path) -> None:
     before = files(base)
     (said,) = stale_lines(short("rl.optimizer.learning_rate=2e-3"), base)
@@ -108,7 +108,7 @@ def test_a_changed_stage_and_those_after_it_run_again(base: Path, tmp_path: Path
     assert len(list((aside / "checkpoints").iterdir())) > 0
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_stage_more_is_gone_on_with_and_one_less_put_aside(base: Path, tmp_path: Path) -> None:
     assert "the recipe has no stage sft_again any more" in stale_lines(short("stages=[sft, rl]"), base)[0]
     assert fingerprint(base / "run") == fresh(short("stages=[sft, rl]"), tmp_path)
@@ -118,7 +118,7 @@ def test_a_stage_more_is_gone_on_with_and_one_less_put_aside(base: Path, tmp_pat
     assert [f.name for f in read_stages_file(base / "run")] == ["sft", "rl", "sft_again"]
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_changed_rows_are_seen(base: Path) -> None:
     rows(base, 13)
     with pytest.raises(RunError, match=r"the demonstrations changed; there is no stage before sft to resume from"):
@@ -129,7 +129,7 @@ def test_changed_rows_are_seen(base: Path) -> None:
     assert stale_lines(short(), base) == []
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize(("kind", "has_more_steps"), [("sft", True), ("rl", True), ("reward_model", False)])
 def test_the_remedy_for_another_length_names_a_call_that_the_kind_accepts(
     base: Path, kind: str, has_more_steps: bool
@@ -143,7 +143,7 @@ def test_the_remedy_for_another_length_names_a_call_that_the_kind_accepts(
     assert ("run.train(steps=…)" in str(caught.value)) == has_more_steps
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_parameter_of_a_verifier_is_no_length(base: Path) -> None:
     *before, last = read_stages_file(base / "run")
     begun = replace(last, fingerprint="earlier", fields={**last.fields, "data.verifiers.mine.params.steps": 3})
@@ -153,7 +153,7 @@ def test_a_parameter_of_a_verifier_is_no_length(base: Path) -> None:
     assert read_state(end).stage.name == "rl"
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("moment", [("update", 2), ("update", 1), ("train", 1)])
 def test_a_run_broken_off_goes_on_with_another_recipe(tmp_path: Path, moment: tuple[str, int]) -> None:
     base = tmp_path / "own"
@@ -166,7 +166,7 @@ def test_a_run_broken_off_goes_on_with_another_recipe(tmp_path: Path, moment: tu
     assert fingerprint(base / "run") == fresh(changed, tmp_path)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_killed_while_it_puts_aside_it_loses_nothing(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,7 +31,7 @@ def one(base: Path) -> Path:
     return trained(recipe("vllm", STEPS), base / "one")
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_run_learns_with_vllm_as_with_the_embedded_engine(base: Path, one: Path) -> None:
     torch_run = trained(recipe("torch", STEPS), base / "torch")
     for folder in (torch_run, one):
@@ -64,7 +64,7 @@ def break_off(config: RunConfig, folder: Path, step: int) -> None:
         run_items(session, items_by_stage(session.run, session.state)[0][1], replacing(update=update))
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_run_that_goes_on_draws_and_learns_what_a_whole_one_does(base: Path, one: Path) -> None:
     config = recipe("vllm", STEPS)
     with pytest.raises(Cut):
@@ -76,7 +76,7 @@ def test_a_run_that_goes_on_draws_and_learns_what_a_whole_one_does(base: Path, o
     assert drawn[0] == drawn[1]
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_vllm_generates_ahead_of_the_update_and_the_same_bytes_again(base: Path) -> None:
     config = recipe("vllm", 4)
     ahead = config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_staleness": 1})})
@@ -85,8 +85,8 @@ def test_vllm_generates_ahead_of_the_update_and_the_same_bytes_again(base: Path)
     assert (base / "first" / "rollouts.jsonl").read_bytes() == (base / "again" / "rollouts.jsonl").read_bytes()
 
 
-@pytest.mark.integration
-@pytest.mark.slow
+@pytest.mark.run
+@pytest.mark.nightly
 def test_two_ranks_learn_as_one_does_with_an_engine_each_or_one_together(
     base: Path, one: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

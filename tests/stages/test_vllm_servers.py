@@ -21,7 +21,7 @@ from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.saving import save_final
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.run, pytest.mark.nightly]
 
 
 @pytest.fixture(scope="module")

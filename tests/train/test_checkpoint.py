@@ -108,7 +108,7 @@ def in_a_child(work: Callable[[], Any], kill_at: int) -> bool:
     return os.waitstatus_to_exitcode(status) == 9
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_what_is_still_to_be_written_ends_in_another_thread(tmp_path: Path) -> None:
     two_before(tmp_path)
 
@@ -138,7 +138,7 @@ def test_what_is_still_to_be_written_ends_in_another_thread(tmp_path: Path) -> N
     assert holds(newest_whole(tmp_path)[0], 3)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("again", [False, True])
 def test_a_kill_at_any_file_operation_leaves_the_old_newest_or_the_new_one(again: bool, tmp_path: Path) -> None:
     """`again`: the new checkpoint has the number of one that is there. Afterwards a save finds nothing in its way."""

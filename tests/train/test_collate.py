@@ -31,7 +31,7 @@ from verizero.pipeline.types import Group, Prompt
 LENGTHS = st.lists(st.integers(1, 50), max_size=40)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @settings(max_examples=200)
 @given(LENGTHS, st.integers(1, 200))
 def test_micro_batches_hold_every_row_once_within_the_budget_longest_first(lengths: list[int], budget: int) -> None:

@@ -204,7 +204,7 @@ def test_an_update_that_is_not_finite_moves_neither(shared: bool, broken: str) -
     assert distance(policy, weights(backend)) > 0
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_an_architecture_without_a_token_classifier_is_refused_with_the_way_out() -> None:
     import transformers
 

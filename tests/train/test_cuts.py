@@ -184,14 +184,14 @@ def check(name: str, layout: tuple[Packing, int]) -> None:
         assert float((found - other).abs().max()) <= near * float(other.abs().max())
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("name", FEW)
 def test_each_layout_is_each_row_alone(name: str, layout: tuple[Packing, int]) -> None:
     check(name, layout)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("name", FEW)
 def test_the_kernel_of_a_gpu_is_each_row_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the slow double of torch's kernel, in the widths of a GPU."""
@@ -200,8 +200,7 @@ def test_the_kernel_of_a_gpu_is_each_row_alone(name: str, monkeypatch: pytest.Mo
     check(name, ("on", 60))
 
 
-@pytest.mark.integration
-@pytest.mark.slow
+@pytest.mark.run
 @pytest.mark.parametrize("name", MANY)
 def test_each_objective_is_that_of_each_row_alone(name: str) -> None:
     for layout in TWO:

@@ -73,7 +73,7 @@ def norms_of_each(settings: list[tuple[int, str]]) -> list[list[float]]:
 
 
 @installed
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_parameter_that_an_update_does_not_use_keeps_no_gradient_of_an_earlier_one() -> None:
     plain, *divided = warm().call(norms_of_each, [(0, "none"), *DIVIDED])
     for how, seen in zip(DIVIDED, divided, strict=True):
@@ -108,7 +108,7 @@ def test_deepspeed_does_not_change_the_optimiser_within_a_stage() -> None:
         object.__new__(DeepSpeedTrained).change(OptimizerConfig(learning_rate=1e-3))
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_the_optimiser_and_a_reference_wait_in_the_memory_of_the_cpu() -> None:
     config = TrainConfig(backend="fsdp", device="cpu", offload="optimizer")
     backend = LESSONS["grpo"].begin(Backend(two_layers(), config))
@@ -125,7 +125,7 @@ def test_the_optimiser_and_a_reference_wait_in_the_memory_of_the_cpu() -> None:
     assert min(device_bytes(reference)) > 0
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_divided_reference_waits_there_from_the_start(tmp_path: Path) -> None:
     config = TrainConfig(backend="fsdp", device="cpu", offload="optimizer")
     backend = Backend(two_layers(), config)
@@ -143,7 +143,7 @@ def device_bytes(reference: Any) -> set[int]:
     return {p.to_local().untyped_storage().nbytes() for p in reference.model.parameters()}
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_what_writes_shards_touches_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the thread that writes, the first GPU is the current one: its stream is another rank's."""
     backend = LESSONS["grpo"].begin(Backend(two_layers(), TrainConfig(backend="fsdp", device="cpu")))

@@ -87,7 +87,8 @@ def most(rank: dict[str, Any]) -> dict[str, float]:
     return {phase: mib + 1 for phase, mib in bounds.items()}  # 1 for norms and positions
 
 
-@pytest.mark.integration
+@pytest.mark.run
+@pytest.mark.nightly
 def test_no_rank_holds_more_than_its_shards_and_a_few_blocks_and_tables(found: Measured) -> None:
     def bounds_of(rank: dict[str, Any], number: int) -> dict[str, float]:
         bounds = most(rank)
@@ -98,7 +99,8 @@ def test_no_rank_holds_more_than_its_shards_and_a_few_blocks_and_tables(found: M
     assert all(rank["published"] == rank["parameters"] for rank in found("fsdp"))
 
 
-@pytest.mark.integration
+@pytest.mark.run
+@pytest.mark.nightly
 def test_no_rank_holds_the_whole_base_of_adapters(found: Measured) -> None:
     def bounds_of(rank: dict[str, Any], number: int) -> dict[str, float]:
         # The reference is the base. Gradients and two moments are of adapters alone, which each rank makes whole.
@@ -117,7 +119,8 @@ def test_no_rank_holds_the_whole_base_of_adapters(found: Measured) -> None:
     assert all(rank["published"] == rank["parameters"] - rank["trained"] for rank in found("fsdp-lora"))
 
 
-@pytest.mark.integration
+@pytest.mark.run
+@pytest.mark.nightly
 def test_no_rank_reads_the_whole_of_a_base_in_bits(tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
     for rank in run("tests.train.live_rank", RANKS, str(tmp_path), "fsdp-nf4", "256", "12"):
@@ -130,7 +133,8 @@ def test_no_rank_reads_the_whole_of_a_base_in_bits(tmp_path: Path) -> None:
         assert most < min(numbers, most + whole_bits * (1 - 1 / RANKS)), "it sees the whole base and all its bits"
 
 
-@pytest.mark.integration
+@pytest.mark.run
+@pytest.mark.nightly
 def test_the_measure_sees_the_whole_copies_of_torch(found: Measured) -> None:
     """The same bounds, where every rank holds the whole model."""
     for rank in found("torch"):
@@ -138,7 +142,8 @@ def test_the_measure_sees_the_whole_copies_of_torch(found: Measured) -> None:
         assert all(mib > bounds[phase] for phase, mib in rank["peaks"].items() if phase != "load"), rank
 
 
-@pytest.mark.integration
+@pytest.mark.run
+@pytest.mark.nightly
 @pytest.mark.parametrize(("backend", "lora"), [("fsdp", None), ("fsdp-lora", {"rank": 4, "alpha": 8})])
 def test_the_plan_counts_what_a_rank_holds_at_most(found: Measured, backend: str, lora: dict[str, Any] | None) -> None:
     shape = shape_of_live(*map(int, SIZE))

@@ -139,7 +139,7 @@ def tensors(folder: Path) -> list[bytes]:
         return [file.read(name) for name in file.namelist() if "/data/" in name]
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_break_changes_no_byte(dtype: str, tmp_path: Path) -> None:
     build("qwen2", SIZES, 0, torch.float32).save_pretrained(tmp_path / "start")
@@ -164,7 +164,7 @@ def test_a_break_changes_no_byte(dtype: str, tmp_path: Path) -> None:
     assert isinstance(again.policy.optimizer, Masters) == (dtype == "bfloat16")
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_updates_are_adamws_but_for_the_rounding_of_moments(tmp_path: Path) -> None:
     """A constant gradient: blocks of equal moments are exact in 8 bits, so each update is that of float32 moments."""
     build("qwen2", SIZES, 0, torch.float32).save_pretrained(tmp_path)

@@ -39,8 +39,7 @@ def num_lessons(name: str) -> int:
     return sum(len(lessons) for _, lessons in TRAINERS[name].lessons)
 
 
-@pytest.mark.integration
-@pytest.mark.slow
+@pytest.mark.run
 class TestRanks:
     def test_of_torch(self, tmp_path: Path) -> None:
         check(run(PROGRAM, 3, "torch", str(tmp_path)), num_lessons("torch") + 11)

@@ -131,7 +131,7 @@ def test_an_update_is_the_slow_loops(name: str) -> None:
     assert max(float(g.abs().max()) for g in wanted.values()) > 1e-3
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("name", ["qwen2", "qwen2_moe"])
 def test_micro_batches_change_nothing(name: str) -> None:
     groups = groups_of(model_of(name, torch.float64), with_routing(SAMPLINGS["both, cooler"]))
@@ -184,7 +184,7 @@ def test_old_and_reference_logprobs_are_over_the_kept_set_too(monkeypatch: pytes
     assert (second.old_logprobs - second.logprobs).abs().max() > 1e-6
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_on_policy_in_one_precision_nothing_is_rerouted_and_metrics_say_so() -> None:
     groups = groups_of(model_of("qwen3_moe", torch.float64), Sampling(MAX, 0.8, keep_routing=True))
     metrics, _ = trained("qwen3_moe", groups, 80)

@@ -102,7 +102,7 @@ def answers(count: int = 9) -> list[Sides]:
     return [(prompts[i // 3] + good, prompts[i // 3] + bad) for i, (good, bad) in enumerate(pairs(count))]
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_it_learns_which_steps_are_right() -> None:
     own = model_of(scattered=False)
     for step in range(40):
@@ -110,7 +110,7 @@ def test_it_learns_which_steps_are_right() -> None:
     assert own.held_out(steps(100, 999))["held_out/accuracy"] > 0.95
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_it_learns_which_side_is_better() -> None:
     own = model_of(scattered=False)
     for step in range(60):
@@ -120,7 +120,7 @@ def test_it_learns_which_side_is_better() -> None:
     assert seen["held_out/calibration_error"] < 0.15
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_going_on_after_a_break_gives_the_same_bits(tmp_path: Path) -> None:
     whole = model_of(tokens=100)
     for step in range(4):
@@ -134,7 +134,7 @@ def test_going_on_after_a_break_gives_the_same_bits(tmp_path: Path) -> None:
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("backend", ["torch", "fsdp"])
 def test_an_earlier_model_continues_with_a_fresh_optimiser(backend: str, tmp_path: Path) -> None:
     first = model_of(tokens=100)

@@ -121,7 +121,7 @@ def test_each_epoch_visits_whole_groups_once(epochs: int, minibatches: int, monk
         assert seen[:steps] != seen[steps : 2 * steps]  # reshuffled
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_minibatches_hang_on_seed_and_step_only(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = watch(monkeypatch)
     parts = parts_of("grpo", num_minibatches=3)

@@ -60,7 +60,7 @@ def tokens(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> i
     return int(request.param)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("name", ["qwen3_moe", "qwen2_moe", "mixtral"])
 @pytest.mark.parametrize("recorded", [True, False])
 def test_experts_are_those_that_each_row_recorded(name: str, recorded: bool, tokens: int) -> None:
@@ -200,7 +200,7 @@ def test_tokens_of_all_rows_have_their_ids() -> None:
     assert found == [row[:n] for row, n in zip(batch.input_ids.tolist(), lengths, strict=True)]
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_fewer_tokens_are_computed() -> None:
     parts, computed = parts_of("grpo", kl_coef=0.0), []
     for packing in ("auto", "off"):

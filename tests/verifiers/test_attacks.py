@@ -63,14 +63,14 @@ def test_a_schemas_pattern_that_never_ends_is_searched_for_in_the_sandbox(monkey
     assert said("json_schema", {}, {"schema": {"pattern": "("}}, '"a"').status == "verifier_error"
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_schemas_pattern_that_never_ends_ends() -> None:
     verdict = said("json_schema", {}, {"schema": {"pattern": "^(a+)+$"}}, f'"{"a" * 40}!"')
     assert verdict.status == "timeout"
     assert said("json_schema", {}, {"schema": {"pattern": "^(a+)+$"}}, '"aaaa"').is_correct
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_floods_are_refused() -> None:
     """A reader or verifier that is quadratic in the length would take hours here."""
     bound = [(load(name).bind(params), reference) for name, params, reference in VERIFIERS]

@@ -36,7 +36,7 @@ def verdicts(prompts: list[Prompt], responses: list[str]) -> list[Verdict]:
     return load(prompts[0].verifier).bind().score(attempts)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("name", FAMILIES)
 def test_twenty_rows(name: str, tmp_path: Path) -> None:
     """Each row is read by its own layout; right programs and canonical answers are right, wrong ones wrong."""
@@ -129,7 +129,7 @@ def test_what_cannot_be_read_is_refused_by_name(reference: Any, error: str) -> N
         suite_of(reference)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_answers_of_bigcodebench_use_what_its_tests_import() -> None:
     tests = "import unittest, os\nfrom json import dumps\nclass TestCases(unittest.TestCase):\n"
     tests += "    def test_a(self): self.assertEqual(task_func(1), ('[1]', os.sep))"
@@ -175,7 +175,7 @@ BATCH: list[tuple[Any, str, str]] = [
 ]
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_row_that_cannot_be_graded_costs_no_other() -> None:
     """What the sandbox itself refuses, as a text that is no text, is the row's fault, and not the sandbox's."""
     nested: Any = 1
@@ -194,7 +194,7 @@ def test_a_row_that_cannot_be_graded_costs_no_other() -> None:
 DIGIT = "def check(input, output, expected):\n    a, b = map(int, input.split())\n    return int(output) != a + b"
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize(
     ("program", "reference", "right"),
     [
@@ -222,7 +222,7 @@ def test_checkers_imports_and_limits(program: str, reference: Any, right: bool) 
     assert verdict.is_correct == right, verdict
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_row_names_the_language_of_its_programs() -> None:
     reference = {"tests": [{"input": "4\n", "output": "8\n"}], "language": "C++17"}
     program = "```cpp\n#include <iostream>\nint main() { int a; std::cin >> a; std::cout << 2 * a; }\n```"
@@ -241,7 +241,7 @@ def test_a_language_without_its_tool_costs_no_program_of_another() -> None:
     assert [v.status for v in said] == ["graded", "sandbox_error", "graded"]
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_wrong_answer_says_what_went_in_and_came_out() -> None:
     rows = [
         ("print(int(input()) + 1)", {"tests": [{"input": "41\n", "output": "43\n"}]},
@@ -253,7 +253,7 @@ def test_a_wrong_answer_says_what_went_in_and_came_out() -> None:
     assert [v.reason for v in said] == [wanted for _, _, wanted in rows]
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_package_of_judges_that_is_absent_is_no_fault_of_the_program() -> None:
     rows = [
         ("from sortedcontainers import SortedList\ndef f(x): return x", "verifier_error: sortedcontainers"),

@@ -48,20 +48,20 @@ def verdicts() -> dict[str, Verdict]:
     return dict(zip(rows, said, strict=True))
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("value", PLAIN)
 def test_a_plain_value_keeps_its_type_both_ways(value: str) -> None:
     assert verdicts()[f"kind {value}"].is_correct, verdicts()[f"kind {value}"].reason
     assert verdicts()[f"same {value}"].is_correct, verdicts()[f"same {value}"].reason
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_right_program_passes(name: str) -> None:
     assert verdicts()[f"right {name}"].is_correct, verdicts()[f"right {name}"].reason
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_program_fails_and_the_reason_says_why(name: str) -> None:
     said = verdicts()[f"wrong {name}"]
@@ -69,7 +69,7 @@ def test_a_wrong_program_fails_and_the_reason_says_why(name: str) -> None:
     assert WRONG[name].reason in said.reason, said.reason
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_test_that_cannot_be_played_is_no_wrong_answer(name: str) -> None:
     said = verdicts()[f"broken {name}"]

@@ -79,7 +79,8 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.integration
+@pytest.mark.run
+@pytest.mark.nightly
 @pytest.mark.parametrize("dataset", ["countdown", "spiral_matrix", "polynomial_multiplication", "puzzle24"])
 def test_no_answer_is_run(dataset: str, tmp_path: Path) -> None:
     target = tmp_path / "touched"

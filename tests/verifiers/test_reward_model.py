@@ -93,7 +93,7 @@ def test_a_batch_scores_as_each_text_alone_would(model: Path) -> None:
         assert verdict.score == pytest.approx(1 / (1 + math.exp(-(logit - 0.1) / 0.5)), abs=1e-5)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_only_calling_it_loads_torch() -> None:
     code = "import sys; from verizero.verifiers import reward_model, combine, code; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

@@ -62,7 +62,7 @@ def written(form: str, text: str) -> str:
     return form.format(text).removesuffix("." if form.endswith(".") and text[-1] in ".!?" else "\0")
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("form", FORMS)
 def test_every_short_text_is_right_against_itself(form: str) -> None:
     exact = load("exact").bind()
@@ -71,7 +71,7 @@ def test_every_short_text_is_right_against_itself(form: str) -> None:
     assert missed == []
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_no_short_text_is_right_against_another_of_its_kind() -> None:
     """What is not cut is not taken for its own end: 17:05 is not 05."""
     exact = load("exact").bind()
@@ -82,7 +82,7 @@ def test_no_short_text_is_right_against_another_of_its_kind() -> None:
         assert [a for a, v in zip(attempts, exact.score(attempts), strict=True) if v.is_correct] == []
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("form", FORMS)
 def test_a_text_that_is_no_sentence_is_read_whole_without_a_reference(form: str) -> None:
     """So a verifier of one's own, the vote of maj@k and the report see it whole too, wrong answers included."""
@@ -101,7 +101,7 @@ def test_the_text_of_a_choice_is_read_whole(text: str) -> None:
     assert load("choice").bind().score([Attempt(text, reference)])[0].is_correct
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("form", ["{}", "The answer is {}."])
 def test_every_gold_of_the_labelled_mathematics_is_right_against_itself(form: str) -> None:
     verdicts = load("math").bind().score([Attempt(form.format(gold), gold) for gold in GOLDS])

@@ -74,7 +74,7 @@ def test_other_steps_are_a_verifier_error_and_never_a_zero(steps: Any, says: str
     assert "test_steps.py" in verdict.reason
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_steps_of_a_file_of_ones_own_come_through_the_wall(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
     found = (

@@ -70,20 +70,20 @@ def verdicts() -> dict[str, Verdict]:
     return dict(zip(rows, said, strict=True))
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_no_attack_earns_anything() -> None:
     earned = {name: (v.status, v.reason) for name, v in verdicts().items() if v.score}
     assert not earned
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_no_attack_looks_like_a_failure_of_the_grader() -> None:
     """An attack must cost its author the reward."""
     failed = {name: v.reason for name, v in verdicts().items() if v.status not in ("graded", "timeout")}
     assert not failed
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("name", SLOW)
 def test_slow_attacks_end_in_time(name: str) -> None:
     params = {"cpu_s": 0.5, "wall_s": 2, "memory_mib": 128}

@@ -97,7 +97,7 @@ def test_a_shared_process_is_not_held_against_a_program() -> None:
     assert one(once, ["assert f(1) == 1", "assert f(2) == 2"]).is_correct
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_hang_in_one_test_costs_only_that_one() -> None:
     slow = "def f(x):\n    while x == 1: pass\n    return x"
     tests = ["assert f(0) == 0", "assert f(1) == 1", "assert f(2) == 2"]
@@ -280,7 +280,7 @@ def test_what_needs_the_programs_own_process(source: str, reason: str) -> None:
     assert bool(said) == bool(reason)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_such_tests_run_with_the_program_where_the_recipe_has_pytest() -> None:
     rows, wrong = (
         rows_of("one_process"),

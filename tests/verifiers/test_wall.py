@@ -22,7 +22,7 @@ from verizero.pipeline.types import Attempt, Verdict
 from verizero.verifiers import _verifier_process
 from verizero.verifiers.base import BoundVerifier, load, verifier
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.run
 TIME_S = 3.0
 FAULTS = {
     "exits": ("import sys; sys.exit(0)", "SystemExit: 0"),

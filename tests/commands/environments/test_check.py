@@ -102,7 +102,7 @@ def test_what_ends_a_moment_later_is_not_left(monkeypatch: pytest.MonkeyPatch) -
     assert check_module._num_open_at_rest({"processes": 2}) == {"processes": 3}
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_processes_that_are_left_are_found(folder: Path) -> None:
     """In a process of its own: a process that an earlier test left may end meanwhile, which hides one of these."""
     code = (
@@ -121,7 +121,7 @@ def test_the_environments_that_ship_pass(name: str) -> None:
     assert report.num_steps >= 20
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize(("name", "params"), [("repair", {}), ("tool_use", {"tools": ["python", "shell"]})])
 def test_those_that_run_programs_pass(name: str, params: dict) -> None:
     report = check(name, params, episodes=4)

@@ -27,7 +27,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.integration
+@pytest.mark.run
+@pytest.mark.nightly
 def test_everything_before_the_training_works(folder: Path) -> None:
     printed = [follow(command, folder) for command in COMMANDS if command.split()[1] != "train"]
     shown = re.findall(r"^ok   .*$", TUTORIAL, re.MULTILINE)
@@ -38,8 +39,8 @@ def test_everything_before_the_training_works(folder: Path) -> None:
         assert f"`{Path(name).name}`" in TUTORIAL
 
 
-@pytest.mark.integration
-@pytest.mark.slow
+@pytest.mark.run
+@pytest.mark.nightly
 def test_the_training_of_the_tutorial_runs(folder: Path) -> None:
     """The tutorial's commands with few steps: its own numbers come from the whole of it."""
     follow(COMMANDS[0], folder)

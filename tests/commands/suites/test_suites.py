@@ -69,7 +69,7 @@ def test_every_shipped_suite_names_its_rows_by_a_revision_and_its_figures_by_a_s
     assert load_suite("aime25", Path.cwd()).samples == 32
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize(("kind", "value"), [("right", 1.0), ("near", 0.0)])
 def test_gold_answers_are_right_and_near_misses_wrong(tmp_path: Path, kind: str, value: float) -> None:
     loaded = loaded_from(write_rows(tmp_path / "rows"))
@@ -84,7 +84,7 @@ def test_gold_answers_are_right_and_near_misses_wrong(tmp_path: Path, kind: str,
     assert measurement.row.verdicts == {"graded": COUNT * len(SUITES)}
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_all_statuses_are_counted_and_no_failed_grader_is_a_wrong_answer(tmp_path: Path) -> None:
     """A suite of a user's own, with a verifier of its own in the file's folder."""
     (tmp_path / "mine.py").write_text(
@@ -132,7 +132,7 @@ class _Noting(Progress):
         self.begun.append(what)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_tiny_model_is_asked_each_question_once_and_shown_row_by_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,8 +170,7 @@ def test_a_tiny_model_is_asked_each_question_once_and_shown_row_by_row(
     assert sorted((folder / "answers.jsonl").read_bytes().splitlines()) == sorted(whole.splitlines())
 
 
-@pytest.mark.slow
-@pytest.mark.integration
+@pytest.mark.run
 def test_tasks_of_reasoning_gym_are_graded_by_its_scorers(tmp_path: Path) -> None:
     pytest.importorskip("reasoning_gym")
     tree = yaml.safe_load((FOLDER / f"{GYM}.yaml").read_text())

@@ -40,7 +40,7 @@ def run_folder(folder: Path, rows: list[dict[str, Any]], changes: dict[str, Any]
     return folder
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_two_models_are_compared_row_by_row_with_a_paired_interval(tmp_path: Path) -> None:
     data = write_rows(tmp_path / "rows", "gsm8k", "math500")
     loaded = load_suites(["gsm8k", "math500"], data, {"samples": 1})
@@ -112,7 +112,7 @@ def test_questions_that_a_run_trained_on_are_counted_and_left_out_of_a_second_ra
     assert "demonstrations could not be read" in trained_on(run)[1]
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_the_overlap_with_what_a_run_trained_on_is_on_the_terminal_and_on_the_page(tmp_path: Path) -> None:
     loaded = load_suites(["gsm8k"], write_rows(tmp_path / "rows", "gsm8k"), {})
     rows = [{"id": "t", "question": SUITES["gsm8k"](3).row["question"], "answer": "1", "verifier": "math"}]
@@ -126,7 +126,7 @@ def test_the_overlap_with_what_a_run_trained_on_is_on_the_terminal_and_on_the_pa
     assert "contamination: 1 of 20" in (run / "suites" / "report.html").read_text()
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_promotion_on_suites_compares_the_answers_of_both_models(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,7 +151,7 @@ def test_a_promotion_on_suites_compares_the_answers_of_both_models(
     assert (folder / "suites" / "answers.jsonl").is_file()  # next to the champion's model
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_killed_command_asks_no_question_again_and_ends_with_the_same_bytes(tmp_path: Path) -> None:
     data = write_rows(tmp_path / "rows", "gsm8k", "ifeval")
     loaded = load_suites(["gsm8k", "ifeval"], data, {})

@@ -123,7 +123,7 @@ def test_a_hole_is_found_by_its_probe(name: str, tmp_path: Path) -> None:
     assert not report.passed
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_the_code_probes_are_real_attacks(tmp_path: Path) -> None:
     """Against a grader that runs the program and its tests in one process, most of them win: they are no straw men."""
     import subprocess

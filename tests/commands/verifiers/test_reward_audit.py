@@ -50,7 +50,7 @@ def data(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize(
     ("function", "problem", "hole"),
     [
@@ -70,7 +70,7 @@ def test_what_is_wrong_with_a_reward_function_is_found(function: str, problem: s
     assert report.passed is (function == "boxed"), str(report)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_call_that_fails_is_no_zero(data: Path) -> None:
     """Three of six answers are odd: in tags their calls fail, and in two other forms all calls do."""
     rows = [{"prompt": "", "answer": str(n)} for n in range(31, 37)]

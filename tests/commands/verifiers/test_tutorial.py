@@ -36,7 +36,8 @@ def follow(command: str, folder: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.integration
+@pytest.mark.run
+@pytest.mark.nightly
 def test_everything_before_the_training_works(tmp_path: Path) -> None:
     said = {command: follow(command, tmp_path) for command in COMMANDS if not command.startswith("verizero train")}
     checked = next(text for command, text in said.items() if "--check" in command)
@@ -48,7 +49,8 @@ def test_everything_before_the_training_works(tmp_path: Path) -> None:
     assert re.search(r"ok   answers without content earn nothing \(\d+ checked\)", audited)
 
 
-@pytest.mark.integration
+@pytest.mark.run
+@pytest.mark.nightly
 def test_the_verifier_that_the_tutorial_shows_is_the_one_that_is_written(tmp_path: Path) -> None:
     follow(COMMANDS[0], tmp_path)
     written = (tmp_path / "my_domain.py").read_text()
@@ -61,8 +63,8 @@ def test_the_verifier_that_the_tutorial_shows_is_the_one_that_is_written(tmp_pat
         assert line in recipe, line
 
 
-@pytest.mark.integration
-@pytest.mark.slow
+@pytest.mark.run
+@pytest.mark.nightly
 def test_the_training_of_the_tutorial_learns(tmp_path: Path) -> None:
     """The whole tutorial: after SFT about two thirds are right; RL with the reader's own verifier lifts it."""
     import json

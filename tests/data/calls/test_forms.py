@@ -35,7 +35,7 @@ def test_every_form_has_both_directions():
         assert form.read(form.write("words", ())).content == "words"
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @settings(max_examples=100)
 @given(TEXT, CALLS)
 def test_hermes_reads_what_it_writes(content, calls):

@@ -79,7 +79,7 @@ def test_without_tools_a_tag_is_text():
     assert not tags.read("<add 1 2>").calls
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @settings(max_examples=150)
 @given(st.data())
 def test_reading_undoes_writing(data):

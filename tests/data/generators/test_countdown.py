@@ -67,7 +67,7 @@ def test_every_target_can_be_made_and_is_none_of_the_numbers():
         assert len(set(numbers)) == len(numbers)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_an_attempt_is_allowed_and_its_totals_are_right():
     for row in generate("countdown", SMALL, 0).demonstrations:
         numbers, _ = task_of(row)

@@ -13,7 +13,7 @@ from verizero.pipeline.errors import DataError
 from verizero.pipeline.types import Attempt
 from verizero.verifiers.base import load
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.run, pytest.mark.nightly]
 MIXED = {
     "datasets": [{"name": "chain_sum", "weight": 2}, {"name": "leg_counting"}, {"name": "word_ladder", "weight": 1}],
     "num_train": 20,

@@ -39,7 +39,7 @@ def test_demonstrations_hold_what_the_environment_answers(name):
     check_replays(name)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_programs_too():
     check_replays("repair")
 
@@ -75,7 +75,7 @@ def floor(numbers: int, tries: int) -> float:
     return sum(1 + way for way in ways) / numbers**2
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_the_floor_of_guess():
     params = guess.Params()
     exact = floor(32, 5)
@@ -88,7 +88,7 @@ def test_the_floor_of_guess():
     assert floor(3, 2) == pytest.approx((1 / 3) * 1 + (2 / 3) * (1 / 3 + 2 / 3 * 0.5))
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_the_floor_of_sql():
     params = sql.Params()
     task = sql._task(random.Random(1))

@@ -25,7 +25,7 @@ def _is_right(row: Row) -> bool:
     return all(scope["f"](*t["args"]) == t["expected"] for t in row["answer"]["tests"])
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("noise", [0.0, 0.5])
 def test_the_verifier_agrees_with_the_generator(name, noise):

@@ -209,7 +209,7 @@ def test_parity_holds_for_models_as_they_are() -> None:
         assert check_parity(decoder) < TOLERANCE
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_in_sixteen_bits_the_rounding_of_many_layers_is_no_other_function() -> None:
     model = build("llama", {"hidden_size": 256, "num_hidden_layers": 8, "intermediate_size": 512}).to(torch.bfloat16)
     decoder = Decoder.of(model)

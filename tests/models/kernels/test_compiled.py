@@ -19,8 +19,8 @@ STACK = 16
 """Bytes; more would be registers that are spilled to memory."""
 
 
-@pytest.mark.integration
-@pytest.mark.slow
+@pytest.mark.run
+@pytest.mark.nightly
 def test_every_kernel_compiles_for_gpus(tmp_path: Path) -> None:
     plain = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     words = [sys.executable, "-m", "tests.models.kernels.compiled", *map(str, SHARED)]

@@ -15,7 +15,7 @@ from tests.models.kernels.interpreted import interpreted, without_kernels
 from tests.models.test_forward import batch
 from tests.oracles.kernels import log_probs_and_entropies
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.run
 TILES = (16, 32, 16, 64)
 """Rows, columns, hidden numbers and the span of a program: small, so that few numbers fill several."""
 SIZES = {

@@ -161,7 +161,7 @@ PIECE = st.tuples(st.integers(-5, 4), st.integers(1, 3), st.booleans(), st.boole
 )
 
 
-@pytest.mark.integration
+@pytest.mark.run
 @settings(max_examples=150)
 @given(st.lists(PIECE, min_size=1, max_size=3), st.lists(PIECE, min_size=1, max_size=3))
 def test_unions_of_intervals_are_equal_when_they_hold_the_same_points(a: list[tuple], b: list[tuple]) -> None:  # type: ignore[type-arg]

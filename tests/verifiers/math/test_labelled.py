@@ -44,7 +44,7 @@ def expected() -> list[float]:
     return scores
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_labels_are_reproduced() -> None:
     rows = [*ROWS, *KINDS]
     verdicts = score((row["response"], row["gold"]) for row in rows)
@@ -57,7 +57,7 @@ def test_labels_are_reproduced() -> None:
     assert not any(verdict.is_infrastructure for verdict in verdicts)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_hostile_answers_earn_nothing_within_a_limit_of_cpu_time() -> None:
     assert len({kind for kind, _, _ in HOSTILE}) == 12
     assert len(HOSTILE) >= 270
@@ -70,7 +70,7 @@ def test_hostile_answers_earn_nothing_within_a_limit_of_cpu_time() -> None:
         assert (earned, failed) == (0.0, False), (kind, gold, response[:80], reason)
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_threads_give_the_scores_of_the_main_thread(expected: list[float]) -> None:
     with ThreadPoolExecutor(8) as pool:
         results = list(pool.map(_scores, [SAMPLE] * 8))
@@ -84,7 +84,7 @@ def test_asyncio_gives_the_scores_of_the_main_thread(expected: list[float]) -> N
     assert all(result == expected for result in asyncio.run(all_at_once()))
 
 
-@pytest.mark.integration
+@pytest.mark.run
 def test_a_process_group_gives_the_scores_of_the_main_thread(expected: list[float]) -> None:
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         results = pool.map(_scores, [SAMPLE] * 2)

@@ -116,7 +116,7 @@ def test_no_module_of_the_trainer_s_side_uses_signals_or_evaluates_text() -> Non
         assert re.search(r"\b(?:eval|exec|sympify|parse_expr)\(", text) is None, file
 
 
-@pytest.mark.integration
+@pytest.mark.run
 class TestSlowPath:
     """The helper process: it answers, is killed when it takes too long, and is replaced."""
 
