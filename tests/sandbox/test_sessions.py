@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import alive
 from tests.sandbox.across import open_session, pool_children, within
 from tests.sandbox.processes import descendants, wait_gone, wait_until
 from verizero import sandbox
@@ -180,7 +181,6 @@ def test_an_order_during_a_call_ends_its_session_alone(pool: sandbox.Pool) -> No
         assert other.python("print(2)").stdout == "2\n"
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("victim", ["keeper", "interpreter asleep", "interpreter at work"])
 def test_a_session_that_is_killed_is_lost_and_says_so(pool: sandbox.Pool, victim: str) -> None:
     with open_session(pool) as session:
@@ -200,7 +200,7 @@ def test_a_session_that_is_killed_is_lost_and_says_so(pool: sandbox.Pool, victim
         else:
             pid = keeper if victim == "keeper" else asleep
             os.kill(pid, signal.SIGKILL)
-            wait_gone([pid])
+            assert wait_until(lambda: not alive([pid])), "the pool waits for its keeper when it is next asked"
         for _ in range(2):
             with pytest.raises(SessionError, match="the session is lost"):
                 session.python("print(x)")
