@@ -32,6 +32,8 @@ settings.load_profile("ci")  # the same examples everywhere, and no limit of tim
 OF_LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 UNIT, TEST, NIGHTLY = "not run", "not nightly", "nightly"
 """What `make test-unit`, `make test` and `make nightly` want: expressions of marks."""
+MINUTES = {UNIT: 2, TEST: 12, NIGHTLY: 10}
+"""What they took on two quiet cores."""
 WHOLE_FILE = {
     UNIT: re.compile(r"^pytestmark = .*\brun\b", re.M),
     TEST: re.compile(r"^pytestmark = .*\bnightly\b", re.M),
@@ -134,6 +136,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     engines = {item.path for item in items if item.get_closest_marker("run")}
     count = Counter(item.path for item in items)
     items.sort(key=lambda item: (item.path not in engines, count[item.path] if item.path in engines else 0))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
+    """Say once how many tests there are, and about how long they take."""
+    reporter = node.config.pluginmanager.get_plugin("terminalreporter")
+    minutes = MINUTES.get(node.config.option.markexpr)
+    if minutes is not None and node.gateway.id == "gw0" and reporter is not None:
+        reporter.write_line(f"{len(ids)} tests, about {minutes} minutes on two cores that do nothing else")
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
