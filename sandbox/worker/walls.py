@@ -406,14 +406,18 @@ def _unshare_user_as_root(uid: int, proc: int) -> int:
         os.read(ready_read, 1)
         os.write(answer_write, _map_ids(proc, our_pid, (uid, os.geteuid())).to_bytes(8, "little"))
         os._exit(0)
+    os.close(answer_write)  # the mapper alone has it: if that is killed, the read below ends
     try:
         kernel.unshare(kernel.CLONE_NEWUSER)
     finally:
         os.write(ready_write, b"1")
-        uid_plus_one = int.from_bytes(os.read(answer_read, 8), "little")
+        answer = os.read(answer_read, 8)
         os.waitpid(mapper, 0)
-        for fd in (ready_read, ready_write, answer_read, answer_write):
+        for fd in (ready_read, ready_write, answer_read):
             os.close(fd)
+    if not answer:  # killed, for example: that says nothing about a wall
+        sys.exit("the process that maps ids died while the worker started")
+    uid_plus_one = int.from_bytes(answer, "little")
     if not uid_plus_one:
         raise OSError(errno.EPERM, "uid_map: not permitted")
     os.setgroups([])
