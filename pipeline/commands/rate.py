@@ -200,15 +200,15 @@ def look(recipe: LocalParts) -> Checked:
         graded = [(known[g.prompt.id], m.verdict) for g in groups if g.prompt.verifier == key for m in g.members]
         if failed := [(p, v) for p, v in graded if v.is_infrastructure]:
             broken.append(failing(recipe, key, failed, len(graded), "sampled responses"))
-    return Checked(NAME, True, result, (*broken, *(() if is_short else judged(recipe, rated, prompts))))
+    asked = [known[p.id] for p in prompts]
+    return Checked(NAME, True, result, (*broken, *(() if is_short else judged(recipe, rated, asked))))
 
 
 def judged(recipe: LocalParts, rated: Rated, prompts: Sequence[Prompt]) -> tuple[Finding, ...]:
-    """Return what the rates mean where none has a signal: all prompts are too hard, or too easy."""
+    """Return what the rates of some of the recipe's prompts mean where none has a signal: too hard, or too easy."""
     if not rated.rates or set(rated.rates) not in ({0.0}, {1.0}):
         return ()
-    num, rows = len(rated.rates), {p.id: p for p in recipe.train}
-    right = rated.rates[0] == 1
+    num, right = len(rated.rates), rated.rates[0] == 1
     if right:
         sentence = f"All answers to {num} prompts are right: these prompts teach nothing any more."
         remedy = "take harder prompts; `verizero rate` tells the pass rate of each"
@@ -218,7 +218,7 @@ def judged(recipe: LocalParts, rated: Rated, prompts: Sequence[Prompt]) -> tuple
             "see with `verizero try` whether they end and are read; then train on easier prompts first, by SFT before "
             "RL, or with larger groups (group_size)"
         )
-    shown = tuple(recipe.evidence(rows[p.id], f"{p.question!r:.60}") for p in prompts[:3])
+    shown = tuple(recipe.evidence(p, f"{p.question!r:.60}") for p in prompts[:3])
     # The rate that so many answers leave possible, at 95 %, is 1 - 0.05 ** (1 / n).
     cause = "too_easy" if right else "too_hard"
     return (Finding(0.05 ** (1 / (num * SAMPLES)), sentence, shown, remedy, CAUSES[cause].explains, cause=cause),)
