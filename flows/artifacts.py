@@ -14,8 +14,7 @@ from prefect.logging import get_run_logger
 
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.report.progress import Lines, Progress
-from verizero.pipeline.report.result import result_markdown
-from verizero.pipeline.report.round import round_markdown, round_samples
+from verizero.pipeline.report.result import result_markdown, round_markdown, round_samples
 from verizero.pipeline.shown import in_markdown
 
 

@@ -1,22 +1,28 @@
-"""The deployments, one for each form: for a runner on this machine, or for a work pool of another server."""
+"""The deployments, one for each form: for a runner on this machine, or for a work pool of another server.
+
+Their automation marks silent runs as Crashed.
+"""
 
 from __future__ import annotations
 
 import shlex
 import sys
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
+from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy, StateType
 from prefect.deployments.runner import RunnerDeployment
+from prefect.events.actions import ChangeFlowRunState
+from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from prefect.exceptions import ObjectNotFound
 from prefect.flows import Flow
 from prefect.types.entrypoint import EntrypointType
 
 from verizero.flows import campaigns, forms
-from verizero.flows.automations import register_automation
+from verizero.flows.process_lifetime import SUSPENDED
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.host.programs import SAFE_PATH, import_path
 
@@ -26,6 +32,32 @@ TAG = "verizero"
 FORMS: tuple[Flow[..., Any], ...] = (forms.train, campaigns.rl_rounds, forms.evaluate, campaigns.promote)
 ALONE = ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW)
 """One firing at a time; a firing that is due while another runs is cancelled, not queued."""
+HEARTBEAT = "prefect.flow-run.heartbeat"
+SILENT_S = 90
+"""Three heartbeats of 30 s."""
+ENDS = ("Completed", "Failed", "Cancelled", "Crashed", "Suspended", "AwaitingRetry", "Scheduled")
+"""States after which no heartbeat is expected."""
+SILENT = AutomationCore(
+    name="verizero: silent runs have crashed",
+    description=f"Marks a run as Crashed when its process sends no heartbeat for {SILENT_S} s. Retry it: it continues "
+    "from its last checkpoint.",
+    trigger=EventTrigger(
+        # Proactive: fires when, after a heartbeat, none of these events follows in time.
+        after={HEARTBEAT},
+        # A suspended run sends heartbeats until its phase ends, and then SUSPENDED.
+        expect={HEARTBEAT, SUSPENDED, *(f"prefect.flow-run.{end}" for end in ENDS)},
+        match={"prefect.resource.id": ["prefect.flow-run.*"]},
+        for_each={"prefect.resource.id"},
+        posture=Posture.Proactive,
+        threshold=1,
+        within=timedelta(seconds=SILENT_S),
+    ),
+    actions=[
+        ChangeFlowRunState(
+            state=StateType.CRASHED, message=f"No heartbeat for {SILENT_S} s: the process of the run is gone"
+        )
+    ],
+)
 
 
 def all_deployments(pool: str | None = None, job_variables: Mapping[str, Any] | None = None) -> list[RunnerDeployment]:
@@ -88,3 +120,10 @@ def variables_for(kind: str, recipes: Path, image: str | None, srun: str | None)
     if srun is not None:
         job_variables["command"] = f"{SRUN} {srun}".strip() + f" {shlex.quote(sys.executable)} -m prefect.engine"
     return job_variables
+
+
+def register_automation() -> None:
+    """Create the automation unless the server has it: people may have changed it."""
+    with get_client(sync_client=True) as client:
+        if not client.read_automations_by_name(SILENT.name):
+            client.create_automation(SILENT)

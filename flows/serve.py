@@ -30,7 +30,7 @@ MAX_RESTARTS, RESTARTS_WITHIN_S = 5, 300.0
 SETTINGS = {
     # a request waits 2, 4, 8, … s between tries, 254 s in all, for a server that is started again on a slow machine
     "PREFECT_CLIENT_MAX_RETRIES": "7",
-    "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",  # verizero.flows.automations waits for three of these
+    "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",  # verizero.flows.deployments waits for three of these
     "PREFECT_RUNNER_POLL_FREQUENCY": "2",
     "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "10",
     "PREFECT_SERVER_SERVICES_SCHEDULER_MAX_RUNS": "20",
@@ -146,8 +146,7 @@ def run_deployments(parent: int) -> None:
 
     from prefect.runner import Runner
 
-    from verizero.flows.automations import register_automation
-    from verizero.flows.deployments import all_deployments
+    from verizero.flows.deployments import all_deployments, register_automation
 
     # Made while the server starts: importing the flows takes seconds.
     deployments = all_deployments()

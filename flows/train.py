@@ -22,7 +22,7 @@ from prefect.states import Completed, Paused
 from verizero.flows.artifacts import Listener, show_result
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.loop.phases import PhaseWrapper
-from verizero.pipeline.report.round import run_tags
+from verizero.pipeline.report.result import run_tags
 from verizero.pipeline.run.recorder import Recorder
 from verizero.pipeline.run.session import Session
 

@@ -161,7 +161,7 @@ def at_path(path: str, base: Path | None, what: str) -> tuple[Any, Path]:
 
 
 def _pickled(where: Path, what: str) -> Any:
-    """Return the function that a notebook or a script passed, which `api/functions.py` has kept in a file."""
+    """Return the function that a notebook or a script passed, which `api/given.py` has kept in a file."""
     import pickle
 
     try:

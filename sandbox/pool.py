@@ -16,9 +16,9 @@ from typing import TypeVar
 from verizero.pipeline.errors import IsolationError, fault_in_log
 from verizero.sandbox import keepers, process, suites, toolchains
 from verizero.sandbox.isolation import WALLS, Isolation, examine, explain
-from verizero.sandbox.packages import resolve
 from verizero.sandbox.process import Worker, WorkerDied, order
 from verizero.sandbox.results import Limits
+from verizero.sandbox.toolchains import resolve
 from verizero.sandbox.worker import codec, frames
 
 T = TypeVar("T")

@@ -10,8 +10,7 @@ from typing import Any, Literal
 
 import yaml
 
-from verizero.pipeline.api.functions import Rewards, verifier_of
-from verizero.pipeline.api.given import Data, first_rows, place_of
+from verizero.pipeline.api.given import Data, Rewards, first_rows, place_of, verifier_of
 from verizero.pipeline.api.guess import Guess, guess
 from verizero.pipeline.config.auto_rates import with_rates
 from verizero.pipeline.config.choices import REWARDS

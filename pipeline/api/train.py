@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from verizero.pipeline.api.functions import Rewards
-from verizero.pipeline.api.given import Data
+from verizero.pipeline.api.given import Data, Rewards
 from verizero.pipeline.api.recipe import FILE, FOLDER, Wish, refuse_ranks, write_recipe
 from verizero.pipeline.api.trained import TrainedRun
 from verizero.pipeline.config.load import load_recipe

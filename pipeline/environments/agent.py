@@ -25,8 +25,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from verizero.pipeline.environments.base import BASE, EnvironmentParams, Reply, Start, ToolUse
 from verizero.pipeline.environments.gateway.chat import Answer
-from verizero.pipeline.environments.gateway.exchange import Exchange, Pending
-from verizero.pipeline.environments.gateway.server import MODEL, Gateway
+from verizero.pipeline.environments.gateway.server import MODEL, Exchange, Gateway, Pending
 from verizero.pipeline.errors import EnvironmentFailed
 from verizero.pipeline.host import child
 from verizero.pipeline.types import Message, Prompt, Verdict

@@ -11,8 +11,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from verizero.pipeline.environments._verdicts import answer_of
-from verizero.pipeline.environments.base import EnvironmentParams, Reply, Start
+from verizero.pipeline.environments.base import EnvironmentParams, Reply, Start, answer_of
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.seeds import stream
 from verizero.pipeline.types import Message, Prompt, Verdict

@@ -18,8 +18,16 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from verizero.pipeline.environments._verdicts import RewardRange, answer_of, verdict_of
-from verizero.pipeline.environments.base import EnvironmentParams, Reply, Start, ToolSchema, ToolUse
+from verizero.pipeline.environments.base import (
+    EnvironmentParams,
+    Reply,
+    RewardRange,
+    Start,
+    ToolSchema,
+    ToolUse,
+    answer_of,
+    verdict_of,
+)
 from verizero.pipeline.errors import ConfigError, EnvironmentFailed
 from verizero.pipeline.types import Message, Prompt
 

@@ -12,8 +12,7 @@ from typing import Any
 from pydantic import Field
 
 from verizero import sandbox
-from verizero.pipeline.environments._verdicts import answer_of
-from verizero.pipeline.environments.base import EnvironmentParams, Reply, Start
+from verizero.pipeline.environments.base import EnvironmentParams, Reply, Start, answer_of
 from verizero.pipeline.environments.tools._programs import run
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.fences import blocks_in, program_among

@@ -7,8 +7,7 @@ its rows are those of the reference's query, on every database of the row: {"set
 
 from __future__ import annotations
 
-from verizero.pipeline.environments._verdicts import answer_of
-from verizero.pipeline.environments.base import EnvironmentParams
+from verizero.pipeline.environments.base import EnvironmentParams, answer_of
 from verizero.pipeline.environments.tool_use import ToolEpisode
 from verizero.pipeline.environments.tools import sql
 from verizero.pipeline.fences import blocks_in, program_among

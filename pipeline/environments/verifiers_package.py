@@ -20,8 +20,7 @@ from typing import Any
 from pydantic import Field, ValidationInfo, field_validator
 
 from verizero.pipeline.environments import agent
-from verizero.pipeline.environments._verdicts import RewardRange, verdict_of
-from verizero.pipeline.environments.base import BASE, EnvironmentParams, Reply, Start
+from verizero.pipeline.environments.base import BASE, EnvironmentParams, Reply, RewardRange, Start, verdict_of
 from verizero.pipeline.errors import DataError, EnvironmentFailed
 from verizero.pipeline.types import Message, Prompt
 

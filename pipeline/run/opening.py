@@ -14,8 +14,8 @@ from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import ResumeRefused
 from verizero.pipeline.host.disk import locked, require_plain
 from verizero.pipeline.models.quantized import library
-from verizero.pipeline.report.cores import watch_cores
 from verizero.pipeline.report.ended import ended_by, record_failure
+from verizero.pipeline.report.measures import watch_cores
 from verizero.pipeline.report.progress import Logged, Progress
 from verizero.pipeline.report.store import Store
 from verizero.pipeline.run.build import (

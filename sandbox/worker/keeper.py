@@ -18,9 +18,8 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
-from . import cells, disk, frames, kernel, processes, session_folder, streams, walls
-from .session_folder import SessionFolder
-from .session_processes import Interpreter, ProgramForkers
+from . import cells, disk, frames, kernel, processes, streams, walls
+from .session_processes import KEEPER_FOLDER, Interpreter, ProgramForkers, SessionFolder
 from .watching import RunLimits, Watch
 
 _DESCRIPTORS_PER_SESSION = 8
@@ -46,7 +45,7 @@ def main(jail: walls.Jail, caller: int, config: dict[str, Any]) -> None:
     if jail.has_namespaces:
         kernel.unshare(kernel.CLONE_NEWNS)  # no child sees what is mounted after this
         flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
-        kernel.mount("tmpfs", session_folder.KEEPER_FOLDER, "tmpfs", flags, "mode=700")
+        kernel.mount("tmpfs", KEEPER_FOLDER, "tmpfs", flags, "mode=700")
         mounts = os.open(f"{os.getpid()}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC, dir_fd=jail.proc)
     elif jail.tools:
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)

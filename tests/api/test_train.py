@@ -17,7 +17,7 @@ import verizero as vz
 from tests.api.tiny import ROWS, SMALL, weights
 from tests.source import ROOT
 from verizero.pipeline.algorithms.base import load_algorithm
-from verizero.pipeline.api.functions import verifier_of
+from verizero.pipeline.api.given import verifier_of
 from verizero.pipeline.cli import main
 from verizero.pipeline.config.load import TRL, _fields, load_recipe
 from verizero.pipeline.config.rates import learning_rate

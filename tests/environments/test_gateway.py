@@ -11,8 +11,7 @@ from tests.processes import PATIENCE_S
 from verizero.pipeline.environments.base import ToolSchema
 from verizero.pipeline.environments.gateway import chat, server
 from verizero.pipeline.environments.gateway.chat import Answer, Refused, TurnRequest
-from verizero.pipeline.environments.gateway.exchange import Exchange
-from verizero.pipeline.environments.gateway.server import Gateway
+from verizero.pipeline.environments.gateway.server import Exchange, Gateway
 from verizero.pipeline.types import Call, Message
 
 ADD = ToolSchema("add", "Return a + b.", {"type": "object", "properties": {"a": {"type": "integer"}}})

@@ -11,8 +11,7 @@ from tests.report.runs import ROLLOUT, make_run
 from tests.shown_texts import TEXTS, rendered
 from verizero.flows import artifacts
 from verizero.flows.artifacts import Listener
-from verizero.pipeline.report.result import evaluation_markdown, result_markdown
-from verizero.pipeline.report.round import round_markdown
+from verizero.pipeline.report.result import evaluation_markdown, result_markdown, round_markdown
 from verizero.pipeline.report.run_files import read_run
 from verizero.pipeline.report.summary import build_summary
 from verizero.pipeline.shown import one_line

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from verizero.flows.server import LOGIN, login_of
-from verizero.flows.server_patches import WITHIN_S, SameHostOnly
+from verizero.flows.server import LOGIN, WITHIN_S, SameHostOnly, login_of
 from verizero.pipeline.errors import RunError
 
 

@@ -16,7 +16,7 @@ from tests.flows.served import PICTURES, Served, page_of, serving, until
 from tests.processes import alive, commands, family
 from tests.stages.kill_driver import fingerprint
 from tests.stages.tiny import TREE
-from verizero.flows.automations import HEARTBEAT, SILENT_S
+from verizero.flows.deployments import HEARTBEAT, SILENT_S
 from verizero.flows.process_lifetime import END_WITHIN_S
 from verizero.flows.serve import FLOWS_GRACE_S, SETTINGS
 from verizero.pipeline.config.recipes import request_of

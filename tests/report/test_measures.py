@@ -10,10 +10,21 @@ import pytest
 import torch
 
 from tests.processes import until
-from verizero.pipeline.report import cores
-from verizero.pipeline.report.cores import Used, others_take, used, watch_cores
+from verizero.pipeline.report import measures
 from verizero.pipeline.report.curves import build_charts
-from verizero.pipeline.report.measures import FILE, DevicePeaks, Work, gpu_peaks, note_peak, noted_peak, peak_mib
+from verizero.pipeline.report.measures import (
+    FILE,
+    DevicePeaks,
+    Used,
+    Work,
+    gpu_peaks,
+    note_peak,
+    noted_peak,
+    others_take,
+    peak_mib,
+    used,
+    watch_cores,
+)
 from verizero.pipeline.report.row_types import StepRow, metrics_row, to_json
 from verizero.pipeline.report.run_files import read_run
 from verizero.pipeline.report.store import Store
@@ -177,8 +188,8 @@ def test_a_child_s_time_is_the_run_s_own_while_it_lives_and_after_it():
 
 
 def test_the_watch_reports_it_once_and_ends_with_the_block(monkeypatch):
-    monkeypatch.setattr(cores, "used", lambda: Used(0, 0, 0))
-    monkeypatch.setattr(cores, "others_take", lambda before, now: "other programs")
+    monkeypatch.setattr(measures, "used", lambda: Used(0, 0, 0))
+    monkeypatch.setattr(measures, "others_take", lambda before, now: "other programs")
     lines = list[str]()
     with watch_cores(lines.append, every_s=0.001):
         until(lambda: len(lines) == 1, "the line")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.report.runs import make_run, read_rows
 from tests.stages.tiny import tiny
-from verizero.pipeline.report.round import MAX_ANSWERS, round_markdown, round_samples, run_tags
+from verizero.pipeline.report.result import MAX_ANSWERS, round_markdown, round_samples, run_tags
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ from verizero.pipeline.errors import ConfigError, DataError
 from verizero.pipeline.scoring.sandbox_setup import close_sandbox, open_sandbox
 from verizero.pipeline.types import Attempt
 from verizero.sandbox.client import Client
-from verizero.sandbox.packages import resolve
 from verizero.sandbox.serve import SandboxService
+from verizero.sandbox.toolchains import resolve
 from verizero.verifiers.base import load
 
 PROGRAM = """
