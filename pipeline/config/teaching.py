@@ -139,16 +139,6 @@ class DistillationConfig(Section):
         "sampled: the sampled token alone (policy gradient with the advantage log q - log pi)",
     )
     top_k: int | None = Field(None, ge=1, description="top_k: number of tokens; servers give 20 by default")
-    temperature: float | None = Field(
-        None, gt=0, description="of both distributions; null: rollout.temperature, that of the sampling"
-    )
-    discount: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="weight of the divergence one token later in the credit of a token; 0: each token for its own; 1: "
-        "the gradient of the divergence of whole responses (2306.08543)",
-    )
     stale_weights: StaleWeights | None = Field(
         None,
         description="importance weights on responses of an older policy, of the sampled token, for over: sampled; "
@@ -198,16 +188,9 @@ class DistillationConfig(Section):
         """Return the stages whose policies are teachers, by field of this section."""
         return {f"{field}.stage": (t.stage, POLICY) for field, t in self.all_teachers.items() if t.stage is not None}
 
-    def objective(self, sampling_temperature: float) -> Objective:
+    def objective(self, temperature: float) -> Objective:
         """Return the divergence that is minimised, for responses sampled at that temperature."""
-        return Objective(
-            self.divergence,
-            self.over,
-            self.top_k or 0,
-            sampling_temperature if self.temperature is None else self.temperature,
-            self.discount,
-            self.stale_weights,
-        )
+        return Objective(self.divergence, self.over, self.top_k or 0, temperature, self.stale_weights)
 
     def explain(self, recipe: Recipe, coef: float | None = None) -> str:
         """Return the divergence that is minimised, as a term with that coefficient if one is given, and teachers."""
@@ -238,35 +221,26 @@ def _check_servers(distill: DistillationConfig, rollout: RolloutConfig) -> None:
                 f"{where}.{name}.url with {where}.over=vocabulary: a server gives some tokens of each place; set "
                 "over: top_k and top_k: 20 (or what its --max-logprobs allows), or over: sampled"
             )
-        temperature = distill.objective(rollout.temperature).temperature
-        if temperature != 1:
+        if rollout.temperature != 1:
             raise ValueError(
-                f"{where}.{name}.url with a temperature of {temperature:g}: a server gives log-probs at temperature "
-                f"1; set {where}.temperature: 1"
-                + (", and rollout.temperature: 1" if distill.over == "sampled" or distill.discount else "")
+                f"{where}.{name}.url with rollout.temperature={rollout.temperature:g}: a server gives log-probs at "
+                "temperature 1; set rollout.temperature: 1"
             )
 
 
 def _check_sampling(distill: DistillationConfig, rollout: RolloutConfig) -> None:
     """Raise ValueError if the gradient is estimated from samples of another distribution than it is for."""
-    where = distill.where
-    if distill.over != "sampled" and distill.discount == 0:
+    if distill.over != "sampled":
         return
-    setting = "over=sampled" if distill.over == "sampled" else f"discount={distill.discount:g}"
-    remedy = f"or {where}.over: vocabulary or top_k with discount: 0"
-    if distill.temperature not in (None, rollout.temperature):
-        raise ValueError(
-            f"{where}.{setting} needs samples of the distribution that trains: {where}.temperature="
-            f"{distill.temperature:g} is not rollout.temperature={rollout.temperature:g}; leave it out, {remedy}"
-        )
+    where = distill.where
+    remedy = f"or {where}.over: vocabulary or top_k"
     if rollout.top_p < 1 or rollout.top_k > 0:
         raise ValueError(
-            f"{where}.{setting} needs samples of the whole distribution: rollout.top_p={rollout.top_p:g} and "
+            f"{where}.over=sampled needs samples of the whole distribution: rollout.top_p={rollout.top_p:g} and "
             f"rollout.top_k={rollout.top_k} cut it; set top_p: 1 and top_k: 0, {remedy}"
         )
-    is_weighted = distill.stale_weights is not None and distill.discount == 0
-    if rollout.max_staleness > 0 and not is_weighted:
+    if rollout.max_staleness > 0 and distill.stale_weights is None:
         raise ValueError(
-            f"{where}.{setting} needs samples of the present policy, and rollout.max_staleness="
-            f"{rollout.max_staleness} trains on older ones; leave it out, set stale_weights with discount: 0, {remedy}"
+            f"{where}.over=sampled needs samples of the present policy, and rollout.max_staleness="
+            f"{rollout.max_staleness} trains on older ones; leave it out, set {where}.stale_weights: token, {remedy}"
         )

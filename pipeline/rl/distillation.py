@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from verizero.pipeline.rl.divergences import Divergence, Objective
-from verizero.pipeline.rl.gae import reward_to_go
 from verizero.pipeline.rl.logprobs import NEVER, working
 from verizero.pipeline.rl.ratios import exp_clamped
 from verizero.pipeline.rl.reduce import aggregate, masked
@@ -136,32 +135,12 @@ def stale_weights(logprobs: Tensor, rollout_logprobs: Tensor, stale: Tensor, mas
     return Weights(values, is_above)
 
 
-def with_credit(divergences: Tensor, logprobs: Tensor, mask: Tensor, discount: float) -> Tensor:
-    """Return the divergences [B, T], 0 outside the mask, with the gradient of the states that each token leads to.
-
-    A token also decides which states come: the term log pi(y_t) sum_(s > t) discount^(s - t) D_s has value 0 here, and
-    only its gradient to log pi(y_t) counts. With discount 1 the mean gradient over sampled responses is that of the
-    divergence between whole responses; with 0 it is that of each token alone, of less variance.
-
-    Source: arXiv:2306.08543 section 2.2 (the single-step part and the long one).
-    """
-    values = masked(divergences, mask)
-    if discount == 0:
-        return values
-    detached, masked_logprobs = values.detach(), masked(logprobs, mask)
-    later = reward_to_go(detached, mask, discount) - detached
-    return values + later * (masked_logprobs - masked_logprobs.detach())
-
-
-def distillation_loss(
-    divergences: Tensor, logprobs: Tensor, mask: Tensor, discount: float, total_tokens: float
-) -> Tensor:
+def distillation_loss(divergences: Tensor, mask: Tensor, total_tokens: float) -> Tensor:
     """Return this micro-batch's share of the mean divergence of a token, all [B, T].
 
     `total_tokens` is counted over all micro-batches and ranks of the optimiser step.
     """
-    values = with_credit(divergences, logprobs, mask, discount)
-    return aggregate("token_mean", values, mask, tokens=total_tokens, sequences=0.0, norm_length=None)
+    return aggregate("token_mean", divergences, mask, tokens=total_tokens, sequences=0.0, norm_length=None)
 
 
 def at(log_probs: Tensor | None, ids: Tensor) -> Tensor:

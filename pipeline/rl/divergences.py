@@ -30,8 +30,6 @@ class Objective:
     top_k: int = 0
     temperature: float = 1.0
     """Both distributions are softmax(logits / temperature)."""
-    discount: float = 0.0
-    """Weight of the divergence one token later in the credit of a token; 0: each token for its own."""
     stale_weights: StaleWeights | None = None
     """Importance weights on responses of an older policy; None: they count as if the present one had sampled them."""
     stale_cap: float = 2.0
@@ -52,8 +50,4 @@ def explain(objective: Objective, coef: float | None = None) -> str:
     if objective.stale_weights:
         weight = f"min(pi(y_t) / pi_gen(y_t), {objective.stale_cap:g})"
         lines.append(f"w_t           1; in responses of an older policy {weight}, no gradient")
-    if objective.discount:
-        lines.append(
-            f"credit        + log pi(y_t) sum_(s > t) {objective.discount:g}^(s - t) D_s, for the tokens that follow"
-        )
     return "\n".join(lines)

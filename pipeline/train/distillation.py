@@ -134,7 +134,7 @@ def distill_gradient(
                 spread(x, batch.mask, batch.targets.at) for x in (compared.divergence, compared.logprobs)
             )
             divergences, sums = _weighted(divergences, logprobs, batch, objective)
-            loss = distillation_loss(divergences, logprobs, batch.mask, objective.discount, total)
+            loss = distillation_loss(divergences, batch.mask, total)
             backend.backward(coef * loss)
             stats[number] += torch.cat([_sums(divergences, compared), sums])
     stats = backend.ranks.all_reduce(stats)

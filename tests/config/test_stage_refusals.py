@@ -189,7 +189,7 @@ OF_SECTIONS: list[tuple[list[Any], dict[str, Any], list[str]]] = [
     (["distill"], taught(path=None, feedback={"template": "{question}{right}"}), ["template lacks {message}"]),
     (["distill"], taught(path=None, feedback={"message": "wrong"}), ["message must hold {message}", "'wrong'"]),
     (["distill"], taught(path=None, feedback={"template": "{right}{message}"}), ["template must hold {question}"]),
-    (["rl"], term(over="sampled", temperature=0.5), ["rl.distill.temperature=0.5", "rollout.temperature=1"]),
+    (["rl"], {**term(over="sampled"), "rollout": {"max_staleness": 1}}, ["rl.distill.over=sampled", "max_staleness=1"]),
     (["rl"], term(coef=0), ["rl.distill.coef"]),
     (
         ["rl"],
@@ -199,31 +199,20 @@ OF_SECTIONS: list[tuple[list[Any], dict[str, Any], list[str]]] = [
     (["distill"], taught(path=None, stage="rl"), ["stages.0 (distill)", "distill.teacher.stage names 'rl'"]),
     (["sft", "distill"], taught(path=None, stage="sfd"), ["distill.teacher.stage names 'sfd'", "name sft"]),
     (["distill"], served(), ["distill.teacher.url", "over=vocabulary", "top_k: 20"]),
-    (["distill"], served(over="top_k", top_k=5, temperature=0.7), ["temperature of 0.7", "distill.temperature: 1"]),
     (
         ["distill"],
         {**served(over="sampled"), "rollout": {"temperature": 0.7}},
-        ["temperature of 0.7", "rollout.temperature: 1"],
+        ["distill.teacher.url", "rollout.temperature=0.7"],
     ),
     (["distill"], {"distill": {"over": "top_k"}}, ["over=top_k needs distill.top_k"]),
     (["distill"], {"distill": {"top_k": 5}}, ["over=vocabulary has no use for distill.top_k"]),
     (["distill"], {"distill": {"over": "sampled", "divergence": "forward_kl"}}, ["over=sampled", "forward_kl"]),
-    (["distill"], {"distill": {"over": "sampled", "temperature": 0.5}}, ["temperature=0.5", "rollout.temperature=1"]),
-    (["distill"], {"distill": {"discount": 0.5}, "rollout": {"top_k": 5}}, ["discount=0.5", "rollout.top_k=5"]),
     (["distill"], {"distill": {"over": "sampled"}, "rollout": {"max_staleness": 1}}, ["max_staleness=1"]),
     (["distill"], {"distill": {"stale_weights": "token"}}, ["stale_weights=token", "over=vocabulary", "over: sampled"]),
     (
         ["distill"],
         {"distill": {"over": "sampled", "stale_weights": "token"}, "rollout": {"top_p": 0.5}},
         ["over=sampled", "rollout.top_p=0.5"],
-    ),
-    (
-        ["distill"],
-        {
-            "distill": {"over": "sampled", "stale_weights": "token", "discount": 0.5},
-            "rollout": {"max_staleness": 1},
-        },
-        ["over=sampled", "max_staleness=1"],
     ),
     (["distill"], {"rollout": {"max_staleness": 2}, "train": {"lora": {}}}, ["max_staleness=2", "train.lora: null"]),
     (

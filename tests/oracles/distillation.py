@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from itertools import product
+from collections.abc import Callable, Sequence
 
 Floats = Sequence[float]
 
@@ -51,20 +50,3 @@ def slopes(value: Callable[[list[float]], float], at: Floats, step: float = 1e-5
         low[i] -= step
         out.append((value(high) - value(low)) / (2 * step))
     return out
-
-
-def responses(words: int, length: int) -> Iterator[tuple[int, ...]]:
-    """All responses of that length."""
-    return product(range(words), repeat=length)
-
-
-def whole_divergence(
-    policy: dict[tuple[int, ...], Floats], teacher: dict[tuple[int, ...], Floats], length: int
-) -> float:
-    """The reverse KL between whole responses: both models as logits by what came before."""
-    words, total = len(policy[()]), 0.0
-    for y in responses(words, length):
-        log_p = sum(math.log(softmax(policy[y[:t]])[y[t]]) for t in range(length))
-        log_q = sum(math.log(softmax(teacher[y[:t]])[y[t]]) for t in range(length))
-        total += math.exp(log_p) * (log_p - log_q)
-    return total

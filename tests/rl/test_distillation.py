@@ -20,7 +20,6 @@ from verizero.pipeline.rl.distillation import (
     distribution,
     divergence,
     stale_weights,
-    with_credit,
 )
 from verizero.pipeline.rl.divergences import Divergence, Objective, explain
 
@@ -192,7 +191,7 @@ def mean_gradient(
         if sampler is not None:
             sampled = torch.stack([sampler[s].log_softmax(0)[w] for s, w in zip(states, y, strict=True)])[None]
             values = values * stale_weights(logprobs, sampled, torch.tensor([True]), mask, objective).values
-        loss = distillation_loss(values, logprobs, mask, objective.discount, 1.0)
+        loss = distillation_loss(values, mask, 1.0)
         weight = float(sampled.sum().exp())
         for p, slope in zip(own, torch.autograd.grad(loss, own.values(), allow_unused=True), strict=True):
             total[p] += 0 if slope is None else weight * slope
@@ -200,22 +199,7 @@ def mean_gradient(
 
 
 @pytest.mark.parametrize("over", ["vocabulary", "sampled"])
-def test_with_full_credit_the_mean_gradient_is_that_of_the_divergence_of_whole_responses(over: Any) -> None:
-    policy, teacher = trees()
-    found = mean_gradient(Objective(over=over, discount=1.0), policy, teacher)
-    theirs = {p: x.tolist() for p, x in teacher.items()}
-    for prefix in policy:
-
-        def whole(at: list[float], prefix: Prefix = prefix) -> float:
-            return slow.whole_divergence(
-                {p: at if p == prefix else x.tolist() for p, x in policy.items()}, theirs, SHORT
-            )
-
-        assert found[prefix].tolist() == pytest.approx(slow.slopes(whole, policy[prefix].tolist()), abs=1e-8)
-
-
-@pytest.mark.parametrize("over", ["vocabulary", "sampled"])
-def test_without_it_each_token_answers_for_itself(over: Any) -> None:
+def test_each_token_answers_for_itself(over: Any) -> None:
     policy, teacher = trees()
     found = mean_gradient(Objective(over=over), policy, teacher)
     for prefix, logits in policy.items():
@@ -243,19 +227,9 @@ def test_with_token_weights_each_token_has_its_gradient_at_the_states_that_the_o
         assert found[prefix].tolist() == pytest.approx([reach * s for s in steep], abs=1e-8)
 
 
-def test_credit_skips_what_does_not_train_and_never_reads_it() -> None:
-    mask = torch.tensor([[False, True, False, True, True]])
-    values = torch.tensor([[9.0, 1.0, float("nan"), 2.0, 4.0]], dtype=torch.float64)
-    logprobs = torch.tensor([[-1.0, -2.0, float("inf"), -3.0, -1.0]], dtype=torch.float64, requires_grad=True)
-    out = with_credit(values, logprobs, mask, 0.5)
-    assert out.tolist() == [[0.0, 1.0, 0.0, 2.0, 4.0]]
-    (slope,) = torch.autograd.grad(out.sum(), logprobs)
-    assert slope.tolist() == [[0.0, 0.5 * 2 + 0.25 * 4, 0.0, 0.5 * 4, 0.0]]
-
-
 def test_the_page_says_what_is_minimised() -> None:
-    page = explain(Objective("forward_kl", "top_k", 20, discount=0.5))
-    for words in ("forward_kl over top_k", "sum_v q(v)", "20 most likely", "0.5^(s - t)"):
+    page = explain(Objective("forward_kl", "top_k", 20))
+    for words in ("forward_kl over top_k", "sum_v q(v)", "20 most likely"):
         assert words in page
     own = explain(Objective(over="sampled", stale_weights="token", stale_cap=3.0), 0.5)
     for words in ("besides 0.5 J", "sum_t w_t D_t", "min(pi(y_t) / pi_gen(y_t), 3)"):

@@ -127,7 +127,7 @@ def distil(backend: Backend, step: int) -> dict[str, float]:
     """By a teacher that is held, and by the policy's own reference."""
     from tests.train.test_distillation import rows_of, settings
 
-    objectives = [Objective("forward_kl"), Objective("reverse_kl", "top_k", top_k=4, discount=0.5)]
+    objectives = [Objective("forward_kl"), Objective("reverse_kl", "top_k", top_k=4)]
     teachers = {"a": ModelTeacher(two_layers(50)), "b": ReferenceTeacher(backend, backend.policy.is_divided)}
     return distill_update(backend, teachers, rows_of(7, step), objectives[step % 2], settings(60))
 

@@ -30,9 +30,8 @@ from verizero.pipeline.train.teachers import ModelTeacher, ReferenceTeacher, Ser
 Packing = Literal["auto", "off"]
 OBJECTIVES = [
     Objective(temperature=0.8),
-    Objective(discount=0.9),
     Objective("forward_kl", "top_k", top_k=3),
-    Objective(over="sampled", discount=0.5),
+    Objective(over="sampled"),
     Objective(over="sampled", stale_weights="token", stale_cap=1.1),
 ]
 SERVABLE = [
