@@ -25,11 +25,10 @@ from verizero.pipeline.report.page import build_page
 from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.report.summary import build_summary
 from verizero.pipeline.run.callbacks import Callback, load_callbacks
-from verizero.pipeline.run.opening import open_run
+from verizero.pipeline.run.opening import enter_stage, open_run
 from verizero.pipeline.run.recorder import Recorder
 from verizero.pipeline.run.saving import save, save_final
 from verizero.pipeline.run.session import Run, Session, StageSetup
-from verizero.pipeline.run.stage_entry import enter_stage
 from verizero.pipeline.run.state import EVALUATION, Item, RunState, schedule
 from verizero.pipeline.stages.evaluate import evaluate
 from verizero.pipeline.train.ranks import ranks_of_environment

@@ -42,9 +42,8 @@ from verizero.pipeline.preferences.base import load_preference
 from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.run.algorithm import resolve_parts
 from verizero.pipeline.run.build import build_backend, build_tokenizer
-from verizero.pipeline.run.opening import open_run
+from verizero.pipeline.run.opening import load_policy, open_run
 from verizero.pipeline.run.saving import save_final
-from verizero.pipeline.run.stage_entry import load_policy
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.preference import PreferenceRow, PreferenceSettings, ReferenceTable, preference_update
 from verizero.pipeline.train.step import update

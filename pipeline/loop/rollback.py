@@ -10,9 +10,9 @@ from verizero.pipeline.config.rl import RlConfig
 from verizero.pipeline.errors import Collapsed
 from verizero.pipeline.report.row_types import CollapseAlarm, Numbers, SignRow, to_json
 from verizero.pipeline.run.collapse import Sign, good_checkpoints, keeps_checkpoints, num_roll_backs, observe
+from verizero.pipeline.run.opening import restore_checkpoint, restore_in_flight, set_up_stage
 from verizero.pipeline.run.saving import finish_checkpoint, save
 from verizero.pipeline.run.session import Run, Session, StageSetup
-from verizero.pipeline.run.stage_entry import restore_checkpoint, restore_in_flight, set_up_stage
 from verizero.pipeline.run.state import Item, RunState
 from verizero.pipeline.train import checkpoint
 

@@ -18,8 +18,8 @@ from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.stages import RoundsConfig, StageSection
 from verizero.pipeline.data.sampler import PromptLedger, PromptSampler
 from verizero.pipeline.rl.parts import Parts
+from verizero.pipeline.run.choose_checkpoint import Fingerprint
 from verizero.pipeline.run.data import RunData
-from verizero.pipeline.run.fingerprints import Fingerprint
 from verizero.pipeline.run.graders import Graders
 from verizero.pipeline.run.recorder import Recorder
 from verizero.pipeline.run.rollouts import RolloutSource

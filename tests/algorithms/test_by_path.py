@@ -17,7 +17,7 @@ from verizero.pipeline.config.load import dump, load_recipe, parse
 from verizero.pipeline.config.rl import parts_of
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import ConfigError
-from verizero.pipeline.run.fingerprints import recipe_fields
+from verizero.pipeline.run.choose_checkpoint import recipe_fields
 
 SOURCE = block(CONTRIBUTING, "python", "ratio")
 

@@ -30,7 +30,7 @@ from verizero.pipeline.rollout.engine import Request, Sampling
 from verizero.pipeline.rollout.hf_decoder import HfDecoder
 from verizero.pipeline.rollout.torch_engine import TorchEngine
 from verizero.pipeline.run.build import build_backend
-from verizero.pipeline.run.stage_entry import read_policy
+from verizero.pipeline.run.opening import read_policy
 from verizero.pipeline.seeds import derive
 from verizero.pipeline.train.backend import Backend
 

@@ -23,7 +23,7 @@ from tests.warm import warm
 from verizero.pipeline import registry
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.report.progress import Progress
-from verizero.pipeline.run.fingerprints import recipe_fields
+from verizero.pipeline.run.choose_checkpoint import recipe_fields
 from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.saving import save_final
 

@@ -15,9 +15,9 @@ from verizero.pipeline.checks.plan.shape import shape_of
 from verizero.pipeline.config.rl import max_group_tokens
 from verizero.pipeline.run.algorithm import resolve_parts
 from verizero.pipeline.run.build import build_tokenizer, context_of
+from verizero.pipeline.run.choose_checkpoint import fingerprints
 from verizero.pipeline.run.data import prepare_data
 from verizero.pipeline.run.episodes import bind_environments
-from verizero.pipeline.run.fingerprints import fingerprints
 from verizero.pipeline.types import Prompt
 
 NUMBERS = {"generator": {"name": "guess", "params": {"high": 6, "num_demonstrations": 20}}}

@@ -17,7 +17,7 @@ from verizero.pipeline.config.merge import merge
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.data.pairs import Pair
 from verizero.pipeline.errors import RunError
-from verizero.pipeline.run.fingerprints import STAGES_FILE, differences, hash_rows, read_stages_file, recipe_fields
+from verizero.pipeline.run.choose_checkpoint import STAGES_FILE, differences, hash_rows, read_stages_file, recipe_fields
 from verizero.pipeline.types import Call, Message, Prompt
 
 SHORT: dict[str, Any] = {

@@ -28,8 +28,8 @@ from verizero.pipeline.errors import ConfigError, DataError
 from verizero.pipeline.models.load import create_model, eos_ids, load_tokenizer, save_folder
 from verizero.pipeline.rollout.engine import Completion, Request, Sampling
 from verizero.pipeline.rollout.torch_engine import TorchEngine
+from verizero.pipeline.run.opening import load_policy
 from verizero.pipeline.run.serving import Served, load_served
-from verizero.pipeline.run.stage_entry import load_policy
 from verizero.pipeline.types import Message
 
 TOKENIZER = character_tokenizer()

@@ -18,7 +18,7 @@ from verizero.pipeline.host.network import LOOPBACK, free_port
 from verizero.pipeline.models.load import save_folder
 from verizero.pipeline.rollout.vllm_arguments import flags, variables
 from verizero.pipeline.run.build import build_tokenizer
-from verizero.pipeline.run.stage_entry import load_policy
+from verizero.pipeline.run.opening import load_policy
 
 ARGUMENTS = {
     "enable_scale_out": True,

@@ -21,7 +21,7 @@ from verizero.pipeline.models.gguf_file import MADE
 from verizero.pipeline.models.load import load_model, load_tokenizer
 from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.report.run_files import read_rollouts, read_run
-from verizero.pipeline.run.fingerprints import recipe_fields
+from verizero.pipeline.run.choose_checkpoint import recipe_fields
 from verizero.pipeline.whole_run import train
 
 pytest.importorskip("gguf")

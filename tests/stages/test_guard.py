@@ -20,9 +20,8 @@ from verizero.pipeline.errors import RunError
 from verizero.pipeline.host.disk import read_jsonl
 from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.report.run_files import read_run
-from verizero.pipeline.run.opening import open_run
+from verizero.pipeline.run.opening import open_run, restore_checkpoint, restore_in_flight, set_up_stage
 from verizero.pipeline.run.saving import save_final
-from verizero.pipeline.run.stage_entry import restore_checkpoint, restore_in_flight, set_up_stage
 from verizero.pipeline.whole_run import finish, items_by_stage, items_until, run_items
 
 ONE_LIMIT = ", ".join(f"{name}: {0.92 if name == 'max_unanswered' else 'null'}" for name in LIMITS)

@@ -19,9 +19,15 @@ from verizero.pipeline.config.machine import for_machine
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import RunError
 from verizero.pipeline.report.progress import Progress
-from verizero.pipeline.run import fingerprints as stale
-from verizero.pipeline.run.choose_checkpoint import STALE_FOLDER, checkpoint_before_changes
-from verizero.pipeline.run.fingerprints import STAGES_FILE, read_stages_file
+from verizero.pipeline.run.choose_checkpoint import (
+    STAGES_FILE,
+    STALE_FOLDER,
+    Fingerprint,
+    checkpoint_before_changes,
+    fingerprints,
+    read_stages_file,
+    write_stages_file,
+)
 from verizero.pipeline.run.opening import prepare_run
 from verizero.pipeline.run.state import RunState, read_state
 
@@ -137,7 +143,7 @@ def test_the_remedy_for_another_length_names_a_call_that_the_kind_accepts(
     *before, last = read_stages_file(base / "run")
     field = "rl.rounds" if kind == "rl" else f"{kind}.steps"
     begun, changed = (replace(last, kind=kind, fingerprint=str(n), fields={field: n}) for n in (3, 4))
-    stale.write_stages_file(base / "run", [*before, begun])
+    write_stages_file(base / "run", [*before, begun])
     with pytest.raises(RunError, match=rf"{field} was 3, is 4; .* keeps its length") as caught:
         checkpoint_before_changes(base / "run", [*before, changed], newest(base), Progress())
     assert ("run.train(steps=…)" in str(caught.value)) == has_more_steps
@@ -147,7 +153,7 @@ def test_the_remedy_for_another_length_names_a_call_that_the_kind_accepts(
 def test_a_parameter_of_a_verifier_is_no_length(base: Path) -> None:
     *before, last = read_stages_file(base / "run")
     begun = replace(last, fingerprint="earlier", fields={**last.fields, "data.verifiers.mine.params.steps": 3})
-    stale.write_stages_file(base / "run", [*before, begun])
+    write_stages_file(base / "run", [*before, begun])
     end = checkpoint_before_changes(base / "run", [*before, last], newest(base), Progress())
     assert end is not None
     assert read_state(end).stage.name == "rl"
@@ -181,7 +187,7 @@ def test_killed_while_it_puts_aside_it_loses_nothing(
         renamed.append(old)
         os.replace(old, new)
 
-    monkeypatch.setattr(stale.os, "rename", rename)
+    monkeypatch.setattr(os, "rename", rename)
     with pytest.raises(Broken):
         checkpoint_before_changes(base / "run", now(changed, base), newest(base), Progress())
     monkeypatch.undo()
@@ -194,9 +200,9 @@ def test_killed_while_it_puts_aside_it_loses_nothing(
     assert any(metrics.endswith(p.read_bytes()) for p in (base / "run" / STALE_FOLDER).glob("*/metrics.jsonl"))
 
 
-def now(config: RunConfig, base: Path) -> list[stale.Fingerprint]:
+def now(config: RunConfig, base: Path) -> list[Fingerprint]:
     config = for_machine(config, 1, "cpu")  # as a run is opened
-    return stale.fingerprints(config, prepare_run(config, base, base / "prepared"), base)
+    return fingerprints(config, prepare_run(config, base, base / "prepared"), base)
 
 
 def newest(base: Path) -> Path:
