@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from verizero.pipeline.errors import IsolationError
-from verizero.pipeline.host.requests import MAX_BODY, open_url
+from verizero.pipeline.host.network import MAX_BODY, open_url
 from verizero.sandbox.api import refused
 from verizero.sandbox.results import Limits, RunResult, TestResult, Tests, Trial
 from verizero.sandbox.worker import codec

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from verizero.pipeline.errors import GradingError
-from verizero.pipeline.host.requests import open_url
+from verizero.pipeline.host.network import open_url
 
 T = TypeVar("T")
 SHOWN = 300

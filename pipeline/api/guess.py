@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, TypeGuard
 
-from verizero.pipeline.config.columns import Column
-from verizero.pipeline.config.data import ColumnMapping, Source, recognised_layouts
+from verizero.pipeline.config.data import Column, ColumnMapping, Source, recognised_layouts
 from verizero.pipeline.config.pairs import PairColumns
 from verizero.pipeline.data.choices import choices_of
 from verizero.pipeline.data.prompts import prompt_of

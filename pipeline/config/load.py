@@ -11,9 +11,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from verizero.pipeline.config.merge import merge
 from verizero.pipeline.config.run import RunConfig, with_plugins
-from verizero.pipeline.config.yaml_reader import read_mapping, read_yaml
+from verizero.pipeline.config.yaml_reader import merge, read_mapping, read_yaml
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.near import did_you_mean, near_path
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from functools import cache
 from typing import Any, TypeVar, get_args
 
@@ -12,15 +12,11 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from verizero.pipeline import registry
 from verizero.pipeline.config.choices import VerifierChoice
 from verizero.pipeline.config.data import DataConfig
-from verizero.pipeline.config.distill import DistillConfig
 from verizero.pipeline.config.episodes import EpisodesConfig, check_episodes
 from verizero.pipeline.config.guard import GuardConfig
-from verizero.pipeline.config.merge import merge
-from verizero.pipeline.config.pairs import PairStage
-from verizero.pipeline.config.preference import OnlinePreferenceConfig, PreferenceConfig
-from verizero.pipeline.config.quantized import check_quantized
+from verizero.pipeline.config.pairs import OnlinePreferenceConfig, PairStage, PreferenceConfig
 from verizero.pipeline.config.reward_model import RewardModelConfig
-from verizero.pipeline.config.rl import RlConfig
+from verizero.pipeline.config.rl import RlConfig, parts_of
 from verizero.pipeline.config.rollout import RolloutConfig, check_launch
 from verizero.pipeline.config.sample import SampleConfig
 from verizero.pipeline.config.sandbox import SandboxConfig
@@ -35,7 +31,9 @@ from verizero.pipeline.config.sections import (
     TrainConfig,
     check_optimizer,
 )
-from verizero.pipeline.config.stages import POLICY, PretrainConfig, SftConfig, Stage, StageSection, check_start
+from verizero.pipeline.config.stages import POLICY, PretrainConfig, Recipe, SftConfig, Stage, StageSection, check_start
+from verizero.pipeline.config.teaching import DistillConfig
+from verizero.pipeline.config.yaml_reader import merge
 from verizero.pipeline.errors import ConfigError
 
 S = TypeVar("S", bound=StageSection)
@@ -293,3 +291,37 @@ def _plugin_section(name: str) -> type[StageSection]:
 def _recipe_class(plugins: tuple[tuple[str, type[StageSection]], ...]) -> type[RunConfig]:
     fields: dict[str, Any] = {name: (section | None, None) for name, section in plugins}
     return create_model("RunConfig", __base__=RunConfig, __doc__=RunConfig.__doc__, **fields)
+
+
+def check_quantized(recipe: Recipe) -> None:
+    """Raise ValueError, with the reason and the remedy, for a recipe that a quantised base does not allow."""
+    if recipe.model.quantize is None:
+        return
+    for reason in _against(recipe):
+        raise ValueError(f"model.quantize={recipe.model.quantize}{reason}")
+
+
+def _against(recipe: Recipe) -> Iterator[str]:
+    """Yield what follows the field and its value in messages."""
+    train = recipe.train
+    if train.lora is None:
+        yield " freezes the weights, so that nothing would learn; set train.lora: {rank: 16}, or drop model.quantize"
+    if train.backend == "deepspeed":
+        yield " with train.backend=deepspeed, which divides numbers and no bits; set train.backend: fsdp or torch"
+    if recipe.rollout.engine not in ("auto", "torch") and not recipe.rollout.takes_adapters:
+        yield (
+            f" with rollout.engine={recipe.rollout.engine}, which takes weights with the adapters merged; set "
+            "rollout.engine: torch, vllm or vllm_server"
+        )
+    for stage in recipe.stages:
+        section = recipe.section_of(stage)
+        where = f" with stage {stage.name!r}"
+        if section.learns == "ranks" and train.backend == "fsdp":
+            yield f"{where}, whose model train.backend=fsdp divides as numbers; set train.backend: torch"
+        if isinstance(section, RlConfig) and (critic := parts_of(section).critic) is not None and not critic.shared:
+            yield (
+                f"{where}, whose critic trains all weights of a copy; set rl.algorithm.critic_shared: true, or take an "
+                "algorithm without a critic"
+            )
+        if any(file == POLICY for _, file in section.taken_from_stages().values()):
+            yield f"{where}, whose teacher is an earlier stage's policy, of which the adapters alone are kept"

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from verizero.pipeline.config.merge import merge
-from verizero.pipeline.config.yaml_reader import read_mapping
+from verizero.pipeline.config.yaml_reader import merge, read_mapping
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.near import did_you_mean, near_path
 

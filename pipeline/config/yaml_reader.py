@@ -1,8 +1,9 @@
-"""Read YAML with unique keys and numbers such as 3e-4."""
+"""Read YAML with unique keys and numbers such as 3e-4, and merge trees of values: a recipe over the one it extends."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,3 +59,19 @@ def read_mapping(path: Path) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} must hold keys and values, got {type(tree).__name__}")
     return tree
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `base` with the values of `over`: mappings are merged, everything else is replaced.
+
+    A mapping with another `name`, e.g. `algorithm`, replaces the old one as a whole.
+    """
+    out = dict(base)
+    for key, value in over.items():
+        old = out.get(key)
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            other = "name" in value and old.get("name", value["name"]) != value["name"]
+            out[key] = dict(value) if other else merge(old, value)
+        else:
+            out[key] = value
+    return out

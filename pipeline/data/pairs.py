@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Literal, NamedTuple
 
-from verizero.pipeline.config.columns import Column
+from verizero.pipeline.config.data import Column
 from verizero.pipeline.config.pairs import PairingConfig, PairSource
 from verizero.pipeline.data.conversations import as_message
 from verizero.pipeline.data.policy_text import CLOSE, OPEN

@@ -17,8 +17,7 @@ from pydantic import ValidationError
 
 from verizero.pipeline import registry
 from verizero.pipeline.config.choices import ENVIRONMENT, VerifierChoice, is_path
-from verizero.pipeline.config.columns import Column
-from verizero.pipeline.config.data import Source
+from verizero.pipeline.config.data import Column, Source
 from verizero.pipeline.config.pairs import PairSource
 from verizero.pipeline.data.choices import has_choices, lettered, shows
 from verizero.pipeline.data.conversations import as_value

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from verizero.pipeline.config.columns import Column
+from verizero.pipeline.config.data import Column
 from verizero.pipeline.config.stages import TextSource
 from verizero.pipeline.data.rows_of_source import SourceCounts, good_rows, pick
 from verizero.pipeline.data.source_files import read_file

@@ -1,11 +1,17 @@
-"""This machine's address on the route to another, free ports, and sockets that listen at one address only."""
+"""This machine's address on the route to another, free ports, sockets that listen at one address only, and requests.
+
+A request may have a key in its headers: it goes to no other address than the one in the recipe.
+"""
 
 from __future__ import annotations
 
 import errno
 import socket
-from http.client import HTTPConnection, HTTPException
+import urllib.error
+import urllib.request
+from http.client import HTTPConnection, HTTPException, HTTPResponse
 from ipaddress import ip_address
+from typing import IO, Any
 from urllib.parse import urlsplit
 
 LOOPBACK = "127.0.0.1"
@@ -71,3 +77,27 @@ def listen_at(host: str, port: int) -> socket.socket | None:
             if exc.errno != errno.EADDRNOTAVAIL:
                 raise
     return None
+
+
+MAX_BODY = 64 << 20
+"""The most bytes of a request's body that a service of ours takes."""
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
+    ) -> None:
+        problem = f"it redirects to {newurl!r:.300}, which is not followed: the key is for {req.host} alone"
+        raise urllib.error.HTTPError(req.full_url, code, problem, headers, fp)
+
+
+_OPENER = urllib.request.build_opener(_NoRedirects)
+
+
+def open_url(request: urllib.request.Request, timeout_s: float) -> HTTPResponse:
+    """Return the reply to a request. No redirect is followed: Python would send the headers, and so the key, there too.
+
+    Raises: urllib.error.HTTPError for a refusal or a redirect, whose `reason` names the address; OSError otherwise.
+    """
+    reply: HTTPResponse = _OPENER.open(request, timeout=timeout_s)
+    return reply

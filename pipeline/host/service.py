@@ -41,7 +41,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from verizero.pipeline.host.requests import MAX_BODY
+from verizero.pipeline.host.network import MAX_BODY
 
 MAX_CONNECTIONS = min(512, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
 """The most connections at a time. A further one replaces the one that has been idle longest."""

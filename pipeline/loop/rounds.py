@@ -5,16 +5,15 @@ A step reads from top to bottom as: `one_step` here, `batch.fill_batch`, `phases
 
 from __future__ import annotations
 
+from verizero.pipeline.config.stages import ReferenceConfig
 from verizero.pipeline.errors import GradersFailed, NonFiniteError, RunError
-from verizero.pipeline.loop.batch import Batch, fill_batch
-from verizero.pipeline.loop.generation_ahead import is_out_of_tokens, start_later_batches
+from verizero.pipeline.loop.batch import Batch, fill_batch, is_out_of_tokens, start_later_batches
 from verizero.pipeline.loop.metrics import HOW_TO_FIX_GRADERS, first_failure, record_step
 from verizero.pipeline.loop.parity import check_parity, watch_parity
 from verizero.pipeline.loop.phases import Phases
-from verizero.pipeline.loop.reference import move_reference, reference_config, refresh_reference
 from verizero.pipeline.loop.rollback import guard_against_collapse, save_before_first_step
 from verizero.pipeline.report.row_types import Numbers, StepRow
-from verizero.pipeline.run.algorithm import sampling
+from verizero.pipeline.run.algorithm import sampling, stage_reference
 from verizero.pipeline.run.recorder import Recorder
 from verizero.pipeline.run.saving import save
 from verizero.pipeline.run.session import Session, StageSetup
@@ -218,3 +217,31 @@ def start_optimizers(backend: Backend, setup: StageSetup, is_new: bool) -> None:
         rate = parts.critic.learning_rate or rounds.optimizer.learning_rate
         optimizer = rounds.optimizer.model_copy(update={"learning_rate": rate})
         backend.start_critic(parts.critic.shared, optimizer, critic_updates)
+
+
+def reference_config(setup: StageSetup) -> ReferenceConfig:
+    """Return the schedule of the reference: the recipe's, else the algorithm's."""
+    return stage_reference(setup.rounds, setup.algorithm)
+
+
+def move_reference(backend: Backend, setup: StageSetup, state: RunState) -> None:
+    """Move the reference after a step, if its schedule says so.
+
+    `rounds.begin_round` makes the first copy, and moves the reference for the schedule `every_round`.
+    """
+    config = reference_config(setup)
+    match config.schedule:
+        case "every_n_steps":
+            assert config.every is not None
+            if state.step_in_stage % config.every == 0:
+                refresh_reference(backend, state)
+        case "ema":
+            assert config.alpha is not None
+            if state.step_in_stage % (config.every or 1) == 0:
+                refresh_reference(backend, state, config.alpha)
+
+
+def refresh_reference(backend: Backend, state: RunState, alpha: float = 1.0) -> None:
+    """Set the reference to alpha * policy + (1 - alpha) * reference, and count its version."""
+    backend.refresh_reference(alpha)
+    state.reference_version += 1

@@ -9,9 +9,9 @@ from dataclasses import replace
 from verizero.pipeline.config.pairs import Judge, JudgedConfig
 from verizero.pipeline.rollout.engine import Sampling
 from verizero.pipeline.rollout.generate import generate_rollouts
-from verizero.pipeline.run.dealing import gather_groups, share_of
 from verizero.pipeline.run.graders import bind_grader
 from verizero.pipeline.run.recorder import Recorder
+from verizero.pipeline.run.rollouts import gather_groups, share_of
 from verizero.pipeline.run.session import Run, StageSetup, Workers
 from verizero.pipeline.scoring.score import GradingTally, Scorer, attempt_in
 from verizero.pipeline.scoring.select import form_groups

@@ -19,7 +19,7 @@ from verizero.pipeline.host.heap import trim_heap
 from verizero.pipeline.models.fingerprint import sum_of_bits
 from verizero.pipeline.models.load import absent
 from verizero.pipeline.models.routing import num_experts
-from verizero.pipeline.models.unloaded import weights_of
+from verizero.pipeline.models.streamed import weights_of
 
 NF4_BITS = 4 + 8 / 64 + 32 / (64 * 256)
 """Bits of a weight in NF4, its share of the scales included: a scale of 8 bits, and of each 256 scales one of 32."""
@@ -52,7 +52,7 @@ class InBits:
     """
 
     def __init__(self, model: Any, device: str) -> None:
-        """Prepare to read `model`, which is whole or has its weights in files (`models.unloaded`).
+        """Prepare to read `model`, which is whole or has its weights in files (`models.streamed`).
 
         It may get adapters before it is read. Raises: ConfigError for a mixture, whose experts are no linear layers.
         """

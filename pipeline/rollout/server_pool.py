@@ -1,6 +1,6 @@
 """A pool of servers as the rollout engine: started by the run, or given by URL, of any kind (`server_client`).
 
-The responses of a group and the turns of an episode go to one server, as far as others have work (`server_queue.py`). A
+The responses of a group and the turns of an episode go to one server, as far as others have work (`Deal`). A
 server that fails is dropped, and other servers sample its unanswered requests again, with the same seeds. Weights go to
 all servers piece by piece, in one pass; a dead server does not delay the others.
 
@@ -14,7 +14,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from pathlib import Path
@@ -26,7 +26,6 @@ from verizero.pipeline.host.child import GRACE_S, NotReady, end, start, wait_unt
 from verizero.pipeline.host.network import LOOPBACK, answers, free_port
 from verizero.pipeline.rollout.engine import Completion, Ended, EndedReader, Request, Sampling, check_requests
 from verizero.pipeline.rollout.server_client import Client, Program, Server, ServerLost, ServerSetup
-from verizero.pipeline.rollout.server_queue import Deal, ResponseIndex
 from verizero.pipeline.rollout.weights import CountedWeights
 
 
@@ -375,3 +374,70 @@ def in_thread(work: Callable[[], T]) -> Future[T]:
 
     threading.Thread(target=run, daemon=True).start()
     return result
+
+
+ResponseIndex = tuple[int, int]
+"""(index of a request, index of a seed in it)"""
+IN_A_ROW = 8
+"""So many episodes in a row go to one server, the next ones to the next server."""
+
+
+class Deal:
+    """The responses of one call that wait. Threads `take` one at a time for their server.
+
+    A server takes the next response in its queue: those of its episodes, and of the group that it began last. If there
+    is none, it begins a group that no server has begun. If there is none either, it takes the last response of the
+    longest queue.
+    """
+
+    def __init__(
+        self, waiting: Iterable[ResponseIndex], requests: Sequence[Request], servers: Sequence[Server]
+    ) -> None:
+        self._queues: dict[Server, deque[ResponseIndex]] = {server: deque() for server in servers}
+        self._groups: deque[list[ResponseIndex]] = deque()
+        self._stops = False
+        self._lock = threading.Lock()
+        for i, j in waiting:
+            request = requests[i]
+            if request.keys:
+                self._queues[servers[request.keys[j] // IN_A_ROW % len(servers)]].append((i, j))
+            elif self._groups and self._groups[-1][0][0] == i:
+                self._groups[-1].append((i, j))
+            else:
+                self._groups.append([(i, j)])
+
+    def firsts(self, num_threads: int) -> list[tuple[Server, ResponseIndex | None]]:
+        """Return the first response of each of so many threads of every server; None if none is left."""
+        # Servers with queues of their own take first, so that the others take only what is more.
+        return [
+            (server, self.take(server))
+            for _ in range(num_threads)
+            for server in sorted(self._queues, key=lambda server: not self._queues[server])
+        ]
+
+    def take(self, server: Server) -> ResponseIndex | None:
+        """Return the next response for a thread of this server; None if none is left."""
+        with self._lock:
+            if self._stops or server not in self._queues:
+                return None
+            own = self._queues[server]
+            if not own and self._groups:
+                own.extend(self._groups.popleft())
+            if own:
+                return own.popleft()
+            longest = max(self._queues.values(), key=len)
+            return longest.pop() if longest else None
+
+    def lose(self, server: Server, index: ResponseIndex) -> None:
+        """Give what a lost server owes, this response too, to the others."""
+        with self._lock:
+            owed = [index, *self._queues.pop(server, ())]
+            self._groups.extend([response] for response in owed)
+
+    def stop(self) -> None:
+        """Let no thread take another response."""
+        self._stops = True
+
+    def left(self) -> list[ResponseIndex]:
+        """Return what nobody took."""
+        return [index for some in (*self._queues.values(), *self._groups) for index in some]

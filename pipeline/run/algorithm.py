@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from verizero.pipeline.config.episodes import longest_response
-from verizero.pipeline.config.preference import loop_parts
+from verizero.pipeline.config.pairs import loop_parts
 from verizero.pipeline.config.rl import RlConfig, parts_of
 from verizero.pipeline.config.rollout import RolloutConfig
 from verizero.pipeline.config.run import RECORDING_ENGINES, RunConfig

@@ -29,11 +29,10 @@ from verizero.pipeline.rollout.play import EpisodeSetup
 from verizero.pipeline.rollout.server_client import ServerSetup
 from verizero.pipeline.rollout.server_pool import ServerPool
 from verizero.pipeline.rollout.torch_engine import TorchEngine
-from verizero.pipeline.run.ahead_source import AheadSource
 from verizero.pipeline.run.algorithm import resolve_parts
 from verizero.pipeline.run.data import RunData
 from verizero.pipeline.run.recorder import Recorder
-from verizero.pipeline.run.rollouts import RolloutSource
+from verizero.pipeline.run.rollouts import AheadSource, RolloutSource
 from verizero.pipeline.run.session import Run
 from verizero.pipeline.seeds import derive
 from verizero.pipeline.train.backend import Backend

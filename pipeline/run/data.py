@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from verizero.pipeline.config.pairs import PairStage
-from verizero.pipeline.config.preference import PreferenceConfig, check_loss
+from verizero.pipeline.config.pairs import PairStage, PreferenceConfig, check_loss
 from verizero.pipeline.config.reward_model import RewardModelConfig
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.stages import PretrainConfig

@@ -11,8 +11,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from verizero.pipeline.config.auto_rates import leaves_rates_open, with_rates
-from verizero.pipeline.config.machine import for_machine
+from verizero.pipeline.config.left_open import for_machine, leaves_rates_open, with_rates
 from verizero.pipeline.config.recipes import Resume
 from verizero.pipeline.config.rl import RlConfig
 from verizero.pipeline.config.run import RunConfig
@@ -25,7 +24,7 @@ from verizero.pipeline.models.load import DTYPES, create_model, load_model, load
 from verizero.pipeline.models.named import model_named
 from verizero.pipeline.models.quantized import library
 from verizero.pipeline.models.routing import num_experts
-from verizero.pipeline.models.unloaded import model_on_meta
+from verizero.pipeline.models.streamed import model_on_meta
 from verizero.pipeline.report.ended import ended_by, record_failure
 from verizero.pipeline.report.measures import watch_cores
 from verizero.pipeline.report.progress import Logged, Progress

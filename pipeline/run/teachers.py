@@ -11,11 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from verizero.pipeline.config.distill import DistillConfig
 from verizero.pipeline.config.rl import RlConfig
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.stages import RoundsConfig, StageSection
-from verizero.pipeline.config.teaching import DistillationConfig, FeedbackConfig, TeacherConfig
+from verizero.pipeline.config.teaching import DistillationConfig, DistillConfig, FeedbackConfig, TeacherConfig
 from verizero.pipeline.data.foreign_text import ForeignText
 from verizero.pipeline.data.prompts import answer_of, hinted_question, with_feedback
 from verizero.pipeline.data.tokenizer import unknown_characters

@@ -12,7 +12,7 @@ from typing import Any
 from verizero import sandbox
 from verizero.pipeline.config.sandbox import SandboxConfig
 from verizero.pipeline.errors import ConfigError, IsolationError
-from verizero.pipeline.host.requests import open_url
+from verizero.pipeline.host.network import open_url
 from verizero.sandbox.languages import require_tool
 from verizero.sandbox.settings import NO_SESSIONS, SESSION, SandboxSettings, configure
 from verizero.verifiers._sandbox_jobs import programs_of

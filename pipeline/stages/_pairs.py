@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from verizero.pipeline.config.pairs import SampledPairsConfig
-from verizero.pipeline.config.preference import PreferenceConfig
+from verizero.pipeline.config.pairs import PreferenceConfig, SampledPairsConfig
 from verizero.pipeline.config.reward_model import RewardModelConfig
 from verizero.pipeline.data.pairs import Pair, PairsRead, check_verdicts, pairs_of
 from verizero.pipeline.errors import DataError, RunError

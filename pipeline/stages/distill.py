@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from verizero.pipeline.config.distill import DistillConfig
+from verizero.pipeline.config.teaching import DistillConfig
 from verizero.pipeline.loop.phases import Phases, PhaseWrapper
 from verizero.pipeline.loop.rounds import run_round
 from verizero.pipeline.run.session import Run, Session, StageSetup, Workers

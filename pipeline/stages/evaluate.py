@@ -15,9 +15,9 @@ from verizero.pipeline.report.trackers.base import MOST_SAMPLES
 from verizero.pipeline.rollout.engine import Sampling
 from verizero.pipeline.rollout.generate import ResponseKind
 from verizero.pipeline.run.collapse import num_roll_backs
-from verizero.pipeline.run.dealing import gather_groups, share_of
 from verizero.pipeline.run.graders import overlaps_grading
 from verizero.pipeline.run.recorder import Recorder
+from verizero.pipeline.run.rollouts import gather_groups, share_of
 from verizero.pipeline.run.session import Run, Session, Workers
 from verizero.pipeline.run.state import Item
 from verizero.pipeline.scoring.score import GradingTally, tells_right

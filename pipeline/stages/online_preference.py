@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from verizero.pipeline.config.preference import OnlinePreferenceConfig
+from verizero.pipeline.config.pairs import OnlinePreferenceConfig
 from verizero.pipeline.data.pairs import pairs_of
 from verizero.pipeline.loop.phases import Generated, Phases, PhaseWrapper
 from verizero.pipeline.loop.rounds import run_round

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from verizero.pipeline.config.preference import PreferenceConfig
+from verizero.pipeline.config.pairs import PreferenceConfig
 from verizero.pipeline.errors import RunError
 from verizero.pipeline.host.disk import write_atomic
 from verizero.pipeline.loop.phases import PhaseWrapper

@@ -12,15 +12,14 @@ from functools import partial
 from verizero.pipeline.config.episodes import longest_response
 from verizero.pipeline.config.rl import RlConfig
 from verizero.pipeline.loop.phases import Generated, Phases, PhaseWrapper
-from verizero.pipeline.loop.reference import reference_config
-from verizero.pipeline.loop.rounds import run_round
+from verizero.pipeline.loop.rounds import reference_config, run_round
 from verizero.pipeline.models.strictness import ordered
 from verizero.pipeline.rl.parts import PolicyParams
 from verizero.pipeline.run.algorithm import response_kinds
-from verizero.pipeline.run.dealing import gather_groups, share_of
 from verizero.pipeline.run.demonstrations import demonstration_rows
 from verizero.pipeline.run.graders import overlaps_grading
 from verizero.pipeline.run.recorder import Recorder
+from verizero.pipeline.run.rollouts import gather_groups, share_of
 from verizero.pipeline.run.session import Run, Session, StageSetup, Workers
 from verizero.pipeline.run.state import Item, RunState
 from verizero.pipeline.run.teachers import distillation_term

@@ -24,9 +24,9 @@ from verizero.pipeline.report.row_types import SampleRow
 from verizero.pipeline.rollout.endpoint import ask_endpoint
 from verizero.pipeline.rollout.engine import Sampling
 from verizero.pipeline.run.data import prompt_room
-from verizero.pipeline.run.dealing import gather_groups, share_of
 from verizero.pipeline.run.info import write_lines
 from verizero.pipeline.run.recorder import Recorder
+from verizero.pipeline.run.rollouts import gather_groups, share_of
 from verizero.pipeline.run.saving import save
 from verizero.pipeline.run.session import Run, Session
 from verizero.pipeline.run.state import Item

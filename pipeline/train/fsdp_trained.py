@@ -30,8 +30,7 @@ from verizero.pipeline.models.lora import Adapted, is_factor
 from verizero.pipeline.models.quantized import divisible, with_rest
 from verizero.pipeline.models.saved_names import as_saved, on_meta, pieces, without_memory
 from verizero.pipeline.models.scalar_head import Head, of_one_label
-from verizero.pipeline.models.streamed import Streamed
-from verizero.pipeline.models.unloaded import Files, weights_of
+from verizero.pipeline.models.streamed import Files, Streamed, weights_of
 from verizero.pipeline.train.checkpoint import FinishWriting
 from verizero.pipeline.train.device import fixed_order
 from verizero.pipeline.train.optimizer import adamw, checked_norm, clipped_step
@@ -153,7 +152,7 @@ class FsdpTrained(Trained):
     def take(self, source: Any, share: float = 1.0) -> None:
         """Set the weights to share * source + (1 - share) * weights; this rank reads its own rows.
 
-        `source`: a whole module, a module on `meta` with its weights in files (`models.unloaded`), or another that FSDP
+        `source`: a whole module, a module on `meta` with its weights in files (`models.streamed`), or another that FSDP
         divides, of which only the weights with a name in both are read. Raises: CheckpointError if a module lacks one.
         """
         is_divided = isinstance(source, FsdpTrained)

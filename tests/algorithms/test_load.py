@@ -11,7 +11,7 @@ import pytest
 from tests.source import code_files, relative
 from verizero.pipeline import registry
 from verizero.pipeline.algorithms.base import explain_algorithm, load_algorithm, weighted
-from verizero.pipeline.config.preference import loop_parts
+from verizero.pipeline.config.pairs import loop_parts
 from verizero.pipeline.config.rl import RlConfig, check_rl, parts_of
 from verizero.pipeline.config.scoring import ScoringConfig
 from verizero.pipeline.errors import ConfigError, UnknownName
@@ -181,7 +181,7 @@ def test_parts_are_made_in_checked_places_only() -> None:
     """Parts come from algorithm files, which `load_algorithm` checks, and from the rounds of preferences."""
     outside = {relative(f) for f in code_files() if re.search(r"\bParts\(", f.read_text(encoding="utf-8"))}
     assert {f for f in outside if not f.startswith("pipeline/algorithms/")} == {
-        "pipeline/config/preference.py",
+        "pipeline/config/pairs.py",
         "pipeline/rl/parts.py",
     }
     check(loop_parts())

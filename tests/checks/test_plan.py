@@ -20,9 +20,9 @@ from verizero.pipeline.checks.plan.memory import generating, memory, peaks
 from verizero.pipeline.checks.plan.seconds import Lengths, Work, seconds
 from verizero.pipeline.checks.plan.shape import shape_of
 from verizero.pipeline.config.load import parse
-from verizero.pipeline.config.merge import merge
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.sections import OptimizerConfig
+from verizero.pipeline.config.yaml_reader import merge
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models.decoder import Decoder, habits_of
 from verizero.pipeline.models.lora import Adapted

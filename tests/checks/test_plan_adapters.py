@@ -16,7 +16,7 @@ from verizero.pipeline.checks.plan.estimate import CARDS, plan, plan_lines
 from verizero.pipeline.checks.plan.memory import GIB, memory
 from verizero.pipeline.checks.plan.shape import SHAPES, adapters_of, from_settings, shape_of
 from verizero.pipeline.config.load import load_recipe, parse
-from verizero.pipeline.config.merge import merge
+from verizero.pipeline.config.yaml_reader import merge
 from verizero.pipeline.models.lora import Adapted
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}

@@ -9,7 +9,7 @@ import yaml
 
 from tests.stages.tiny import TREE
 from verizero.pipeline.cli import main
-from verizero.pipeline.config.merge import merge
+from verizero.pipeline.config.yaml_reader import merge
 
 TITLES = ("The objective", "Data and graders", "This machine", "Memory and time")
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from tests.stages.tiny import TREE, tiny
 from verizero.pipeline.config.load import dump, load_recipe, parse, read_tree
-from verizero.pipeline.config.merge import merge
 from verizero.pipeline.config.recipes import OTHER_FOLDERS
 from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.config.yaml_reader import merge
 from verizero.pipeline.errors import ConfigError
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"

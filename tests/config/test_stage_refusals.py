@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.stages.tiny import tiny
-from verizero.pipeline.config.merge import merge
 from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.config.yaml_reader import merge
 from verizero.pipeline.errors import ConfigError
 
 DPO = {"name": "dpo"}

@@ -10,7 +10,7 @@ from tests.data.rows import jsonl, load, parquet
 from tests.stages.tiny import TREE
 from verizero.pipeline.config.data import Source
 from verizero.pipeline.config.load import load_recipe
-from verizero.pipeline.config.merge import merge
+from verizero.pipeline.config.yaml_reader import merge
 from verizero.pipeline.data.prompts import read_prompts
 from verizero.pipeline.errors import ConfigError, DataError
 from verizero.pipeline.scoring.score import bind_verifiers

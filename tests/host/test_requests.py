@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from verizero.pipeline.host.requests import open_url
+from verizero.pipeline.host.network import open_url
 from verizero.pipeline.scoring.sandbox_setup import _ask
 from verizero.pipeline.types import Attempt
 from verizero.sandbox.client import Client

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.loop.scripted import Loop, group_of, loop_of, mixed
-from verizero.pipeline.loop.generation_ahead import affordable_groups, is_out_of_tokens
+from verizero.pipeline.loop.batch import affordable_groups, is_out_of_tokens
 
 WANT = 3
 """Prompts of a step of the tiny recipe."""

@@ -10,8 +10,7 @@ import pytest
 from tests.loop.scripted import group_of
 from tests.made_episodes import episode_of, turn_of
 from verizero.pipeline.loop.batch import Batch
-from verizero.pipeline.loop.episode_metrics import episode_fields, episode_metrics, row_size
-from verizero.pipeline.loop.metrics import rollout_metrics
+from verizero.pipeline.loop.metrics import episode_fields, episode_metrics, rollout_metrics, row_size
 from verizero.pipeline.report.row_types import RolloutRow, rollout_row, to_json
 from verizero.pipeline.types import Group, Rollout, Verdict
 

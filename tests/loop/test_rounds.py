@@ -14,8 +14,7 @@ import torch
 from tests.loop.scripted import group_of, loop_of, mixed
 from tests.stages.sessions import lines, round_of, rows, session_of, train_round, weights
 from verizero.pipeline.errors import NonFiniteError, RunError
-from verizero.pipeline.loop.reference import move_reference
-from verizero.pipeline.loop.rounds import begin_round, update_if_enough_groups
+from verizero.pipeline.loop.rounds import begin_round, move_reference, update_if_enough_groups
 from verizero.pipeline.run.choose_checkpoint import newest_whole
 from verizero.pipeline.run.saving import save
 from verizero.pipeline.run.session import Session

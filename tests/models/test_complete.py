@@ -23,7 +23,7 @@ from verizero.pipeline.models.complete import check_weights
 from verizero.pipeline.models.gguf_file import model_folder
 from verizero.pipeline.models.load import create_model, load_model, load_tokenizer, save_folder
 from verizero.pipeline.models.named import model_named
-from verizero.pipeline.models.unloaded import model_on_meta
+from verizero.pipeline.models.streamed import model_on_meta
 
 Weights = dict[str, torch.Tensor]
 UP = "model.layers.1.mlp.up_proj.weight"
@@ -153,7 +153,7 @@ def test_a_weight_that_is_not_finite_is_named(row: str, number: float, models: P
     folder = changed(models / which, tmp_path / "model", spoilt)
     assert f"{name.partition('.mlp')[0]}.mlp" in refusal(lambda: load_model(str(folder)))
     empty = model_on_meta(str(folder), torch.float32)
-    from verizero.pipeline.models.unloaded import weights_of
+    from verizero.pipeline.models.streamed import weights_of
 
     files = weights_of(empty)
     assert files is not None

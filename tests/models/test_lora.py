@@ -18,7 +18,7 @@ from verizero.pipeline.models.fingerprint import fingerprint
 from verizero.pipeline.models.load import absent
 from verizero.pipeline.models.lora import Adapted, trained_by_saved_name
 from verizero.pipeline.models.routing import recording, replaying, unreplayable
-from verizero.pipeline.models.unloaded import model_on_meta
+from verizero.pipeline.models.streamed import model_on_meta
 
 IDS = torch.tensor([[3, 4, 5, 6, 7, 8]])
 NEAR = 1e-4

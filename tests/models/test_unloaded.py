@@ -11,8 +11,7 @@ import transformers
 
 from tests.models.families import FAST, SLOW, build, next_logits, tiny
 from verizero.pipeline.models.saved_names import filled, pieces, without_memory
-from verizero.pipeline.models.streamed import Streamed
-from verizero.pipeline.models.unloaded import model_on_meta, weights_of
+from verizero.pipeline.models.streamed import Streamed, model_on_meta, weights_of
 
 EXPERTS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8},

@@ -16,7 +16,7 @@ from tests.rollout.fake_server import FakeServer, Posted, pool_of
 from verizero.pipeline.config.rollout import VllmConfig
 from verizero.pipeline.rollout.engine import Request, Sampling
 from verizero.pipeline.rollout.engine_model import EngineModel
-from verizero.pipeline.rollout.server_queue import IN_A_ROW, Deal, ResponseIndex
+from verizero.pipeline.rollout.server_pool import IN_A_ROW, Deal, ResponseIndex
 
 A, B, C = servers = ["a", "b", "c"]
 """A deal only tells servers apart."""

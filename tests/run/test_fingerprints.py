@@ -13,8 +13,8 @@ import yaml
 
 from tests.stages.tiny import tiny
 from verizero.pipeline.config.load import dump, parse
-from verizero.pipeline.config.merge import merge
 from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.config.yaml_reader import merge
 from verizero.pipeline.data.pairs import Pair
 from verizero.pipeline.errors import RunError
 from verizero.pipeline.run.choose_checkpoint import STAGES_FILE, differences, hash_rows, read_stages_file, recipe_fields

@@ -15,8 +15,7 @@ from tests.scripted_engine import ScriptedEngine
 from tests.stages.sessions import session_of
 from verizero.pipeline.rollout.engine import Sampling
 from verizero.pipeline.rollout.generate import Generation, ResponseKind
-from verizero.pipeline.run.ahead_source import AheadSource
-from verizero.pipeline.run.dealing import share_of
+from verizero.pipeline.run.rollouts import AheadSource, share_of
 from verizero.pipeline.run.state import InFlightBatch, RunState
 from verizero.pipeline.train.ranks import Ranks
 from verizero.pipeline.types import Prompt, Rollout

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.stages.tiny import tiny
-from verizero.pipeline.config.merge import merge
+from verizero.pipeline.config.yaml_reader import merge
 
 VERIFIER = """
 from verizero.pipeline.types import Attempt, Verdict

@@ -20,8 +20,8 @@ from tests.stages.tiny import tiny
 from verizero.pipeline.errors import EngineError
 from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.rollout.engine import Completion, EndedReader, Request, Sampling
-from verizero.pipeline.run.ahead_source import AheadSource
 from verizero.pipeline.run.opening import open_run
+from verizero.pipeline.run.rollouts import AheadSource
 from verizero.pipeline.run.session import Session
 from verizero.pipeline.stages.rl import rl_phases
 from verizero.pipeline.types import Group, Rollout, StepMetrics

@@ -24,7 +24,7 @@ from tests.stages.tiny import TREE, tiny
 from tests.warm import TRAINING
 from verizero.pipeline.cli import main
 from verizero.pipeline.config.load import dump
-from verizero.pipeline.config.merge import merge
+from verizero.pipeline.config.yaml_reader import merge
 from verizero.pipeline.errors import ResumeRefused, VerizeroError
 from verizero.pipeline.host.disk import locked
 from verizero.pipeline.report.ended import Ended, end_of, ended_by

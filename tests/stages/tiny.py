@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from verizero.pipeline.config.load import parse
-from verizero.pipeline.config.merge import merge
 from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.config.yaml_reader import merge
 
 SUMS = {"digits": 1, "num_train": 30, "num_evaluation": 6, "num_demonstrations": 300}
 FEW_SHOWN = (

@@ -11,7 +11,7 @@ import torch
 from tests.train import episodes, sampled
 from tests.train.batches import OPTIMIZER, frozen, groups_of, longer, parts_of, policy, settings_of, stale
 from verizero.pipeline.config.sections import TrainConfig
-from verizero.pipeline.run.dealing import gather_groups, share_of
+from verizero.pipeline.run.rollouts import gather_groups, share_of
 from verizero.pipeline.scoring.score import GradingTally
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.ranks import Ranks

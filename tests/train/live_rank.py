@@ -24,7 +24,7 @@ from tests.train.bits import bytes_of_weights
 from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
 from verizero.pipeline.models.load import load_model
 from verizero.pipeline.models.lora import Adapted
-from verizero.pipeline.models.unloaded import model_on_meta
+from verizero.pipeline.models.streamed import model_on_meta
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.ranks import Ranks, join, leave
 

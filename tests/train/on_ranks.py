@@ -32,7 +32,7 @@ from verizero.pipeline.models.kernels import log_probs
 from verizero.pipeline.models.load import load_model, ready
 from verizero.pipeline.models.lora import Adapted
 from verizero.pipeline.models.quantized import num_weights
-from verizero.pipeline.models.unloaded import model_on_meta
+from verizero.pipeline.models.streamed import model_on_meta
 from verizero.pipeline.preferences.base import load_preference
 from verizero.pipeline.rl.divergences import Objective
 from verizero.pipeline.rollout.torch_engine import TorchEngine

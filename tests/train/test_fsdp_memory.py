@@ -20,7 +20,7 @@ from tests.train.rank_group import run
 from verizero.pipeline.checks.plan.memory import memory
 from verizero.pipeline.checks.plan.shape import shape_of
 from verizero.pipeline.config.load import parse
-from verizero.pipeline.config.merge import merge
+from verizero.pipeline.config.yaml_reader import merge
 from verizero.pipeline.models.quantized import NF4_BITS
 
 RANKS = 4

@@ -12,7 +12,7 @@ from pathlib import Path
 from verizero.pipeline.config.load import load_recipe
 from verizero.pipeline.config.template import Template
 from verizero.pipeline.errors import ConfigError, boundary
-from verizero.pipeline.host.requests import open_url
+from verizero.pipeline.host.network import open_url
 from verizero.pipeline.models.named import is_path
 from verizero.pipeline.train.checkpoint import checkpoint_folders, damage_of
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from tests.stages.tiny import TREE
+from verizero.pipeline.config.left_open import for_machine
 from verizero.pipeline.config.load import parse
-from verizero.pipeline.config.machine import for_machine
-from verizero.pipeline.config.merge import merge
 from verizero.pipeline.config.rollout import VllmConfig
 from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.config.yaml_reader import merge
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.run.opening import open_run
