@@ -20,6 +20,7 @@ from verizero.sandbox.worker import codec
 _PAUSE_S = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0)
 """Seconds between two tries: a service that is started again may take some to answer."""
 _AVOID_S = 5.0
+JSON = {"Content-Type": "application/json"}
 _MALFORMED = (400, 401, 403, 404, 413, 421, 422)
 """HTTP statuses of requests that every service would refuse."""
 
@@ -82,7 +83,7 @@ class Client:
         for pause in (*_PAUSE_S, None):
             url = self._least_busy_url()
             try:
-                return result_from_json(self._post(f"{url}/run", body))
+                return result_from_json(self._ask(urllib.request.Request(f"{url}/run", body, JSON)))
             except urllib.error.HTTPError as exc:
                 last_error = f"{url}: {exc.code} {exc.read(500).decode(errors='replace')}"
                 if exc.code in _MALFORMED:
@@ -104,9 +105,6 @@ class Client:
             url = min(self.urls, key=lambda u: (self._avoid_until[u] > now, self._num_requests[u]))
             self._num_requests[url] += 1
             return url
-
-    def _post(self, url: str, body: bytes) -> dict[str, Any]:
-        return self._ask(urllib.request.Request(url, body, {"Content-Type": "application/json"}))
 
     def _ask(self, request: urllib.request.Request) -> dict[str, Any]:
         if self.token:

@@ -248,14 +248,11 @@ class _BuiltProgram:
 
         Without namespaces a program can kill itself, and does so each time: then the last kill counts.
         """
-        if result.limit_reached(self.limits) is None and _ended_by(result, signal.SIGKILL):
+        was_killed = os.WIFSIGNALED(result.exit.status) and os.WTERMSIG(result.exit.status) == signal.SIGKILL
+        if was_killed and result.limit_reached(self.limits) is None:
             self.kills += 1
             if level >= WITH_NAMESPACES or self.kills <= _MAX_KILLS:
                 raise WorkerDied("the program was killed from outside")
-
-
-def _ended_by(result: ProcessResult, number: int) -> bool:
-    return os.WIFSIGNALED(result.exit.status) and os.WTERMSIG(result.exit.status) == number
 
 
 def _first_error(messages: bytes) -> str:

@@ -102,25 +102,18 @@ class SandboxService(Service):
         if (method, path) != ("POST", "/run"):
             raise Refused(404, f"no {method} {path}; POST /run, or GET /health")
         job = checked(Job, parsed(body), 422)
-        self._enter()
-        try:
-            return self._run(job)
-        finally:
-            with self.lock:
-                self.waiting -= 1
-                self.num_programs += 1
-
-    def _enter(self) -> None:
         with self.lock:
             if self.waiting >= MAX_WAITING:
                 raise Refused(429, f"{self.waiting} programs wait, as many as may; come back later")
             self.waiting += 1
-
-    def _run(self, job: Job) -> dict[str, Any]:
-        """Run a job. Raises: ValueError if it cannot be run; IsolationError where its language is not installed."""
-        trial = job.trial()
-        (result,) = run_many([trial], pool=self.pool)
-        return result_to_json(result, trial.tests)
+        try:
+            trial = job.trial()
+            (result,) = run_many([trial], pool=self.pool)
+            return result_to_json(result, trial.tests)
+        finally:
+            with self.lock:
+                self.waiting -= 1
+                self.num_programs += 1
 
     def health(self) -> dict[str, Any]:
         """Return the isolation level, the walls, the languages, the packages, and how many programs wait and were run.

@@ -45,16 +45,11 @@ def canary(home: str) -> str:
 
 def remove(home: str, lock_fd: int) -> None:
     """Remove the folder and its lock."""
-    _clear(home)
-    os.close(lock_fd)
-
-
-def _clear(home: str) -> None:
-    """Remove the folder, in which a killed worker may have left folders nested deeper than `rmtree` can follow."""
     with contextlib.suppress(OSError):
-        disk.empty(home)
+        disk.empty(home)  # a killed worker may have left folders nested deeper than `rmtree` can follow
     with contextlib.suppress(RecursionError):  # its worker may still be emptying it
         shutil.rmtree(home, ignore_errors=True)
+    os.close(lock_fd)
 
 
 def sweep() -> int:

@@ -256,10 +256,6 @@ def same_tests(job: Job) -> str:
     """Return a key that is equal for jobs of equal program and equal tests."""
     parts = [job.program, job.mode, job.language, list(job.tests), job.checker, dict(job.limits)]
     try:
-        return json.dumps(parts, default=_exact)
+        return json.dumps(parts, default=lambda value: f"{type(value).__name__}:{value!r}")
     except ValueError:  # an integer of more digits than Python writes
         return codec.encode(parts).decode("ascii")
-
-
-def _exact(value: Any) -> str:
-    return f"{type(value).__name__}:{value!r}"

@@ -87,7 +87,9 @@ def _split(setup: Sequence[ast.stmt], body: Sequence[ast.stmt], fn: str | None) 
             tests.append((whole, statement.name))
         elif isinstance(statement, ast.FunctionDef) and statement.name == "check" and len(statement.args.args) == 1:
             tests += [("\n".join([*prelude, t]), None) for t in _of_check(statement, text, fn)]
-        elif isinstance(statement, ast.ClassDef) and _is_test_class(statement):
+        elif isinstance(statement, ast.ClassDef) and (
+            statement.name.startswith("Test") or any("TestCase" in ast.unparse(base) for base in statement.bases)
+        ):
             methods = [s.name for s in statement.body if isinstance(s, ast.FunctionDef | ast.AsyncFunctionDef)]
             tests += [(whole, f"{statement.name}.{name}") for name in methods if name.startswith("test")]
         elif _is_assert(statement):
@@ -113,10 +115,6 @@ def _of_check(check: ast.FunctionDef, text: str, fn: str | None) -> list[str]:
             lines.pop()
     has_loop = not _is_assert(check.body[-1]) and any(isinstance(n, ast.Raise) for n in ast.walk(check.body[-1]))
     return [*tests, "\n".join(lines)] if has_loop else tests
-
-
-def _is_test_class(statement: ast.ClassDef) -> bool:
-    return statement.name.startswith("Test") or any("TestCase" in ast.unparse(b) for b in statement.bases)
 
 
 _COMPARISONS = {"eq": ast.Eq, "ne": ast.NotEq, "lt": ast.Lt, "le": ast.LtE, "gt": ast.Gt, "ge": ast.GtE}

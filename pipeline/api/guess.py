@@ -111,7 +111,9 @@ def _meaning(all_rows: Sequence[Mapping[str, Any]], label: str, columns: Sequenc
         mapping["demonstration"] = _reading(rows, imitated)[0]
         return Guess("demonstrations", mapping, None, f"{label}: {of_question}, response {imitated!r}")
     name = answer if isinstance(answer, str) else answer["column"]
-    how = "" if isinstance(answer, str) else f" ({_how(answer)})"
+    how = ""
+    if not isinstance(answer, str):
+        how = r" (in \boxed{})" if answer.get("boxed") else f" (after {answer['after']!r})"
     return Guess("prompts", mapping, verifier, f"{label}: {of_question}, answer {name!r}{how}")
 
 
@@ -177,12 +179,6 @@ def _reading(rows: Sequence[Mapping[str, Any]], name: str) -> tuple[Any, list[An
             if _is_conversation(chats):
                 return {"column": name, "parse": "json"}, chats
     return name, values
-
-
-def _how(answer: Mapping[str, Any]) -> str:
-    if answer.get("boxed"):
-        return r"in \boxed{}"
-    return f"after {answer['after']!r}"
 
 
 def _imitated(label: str, rows: Sequence[Mapping[str, Any]], conversation: str, columns: Sequence[str]) -> Guess:

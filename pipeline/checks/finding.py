@@ -49,10 +49,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """One check of a recipe or a machine.
-
-    Example: Checked("references", True, "400 references of math were graded")
-    """
+    """One check of a recipe or a machine."""
 
     name: str
     tried: bool

@@ -137,13 +137,14 @@ def check(
     with ThreadPoolExecutor(THREADS) as threads:
         more = list(threads.map(play, range(episodes)))
     after = _num_open_at_rest(before)
+    left = [f"{num} more {what} after {episodes} episodes" for what, num in _more(before, after).items()]
     repeats = all(is_deterministic(p.environment) for p in once if p.environment is not None)
     findings = [
         _failures("episodes end without a failure", [*once, *again, *together, *more]),
         _equal("equal seeds give equal transcripts", once, again, repeats),
         _equal(f"also with {THREADS} threads at a time", once, together, repeats),
         _hostile(bound, prompts[0], seed),
-        _left("close leaves nothing open", before, after, episodes),
+        Property("close leaves nothing open", not left, episodes, tuple(left)),
     ]
     seconds = [s for p in [*once, *again] for s in p.seconds] or [0.0]
     return CheckReport(name, tuple(findings), len(seconds), sum(seconds) / len(seconds), max(seconds))
@@ -230,11 +231,6 @@ def _equal(name: str, once: Sequence[_Played], again: Sequence[_Played], repeats
         if a.transcript != b.transcript
     ]
     return Property(name, not failures, len(once), tuple(failures))
-
-
-def _left(name: str, before: Mapping[str, int], after: Mapping[str, int], episodes: int) -> Property:
-    more = [f"{count} more {what} after {episodes} episodes" for what, count in _more(before, after).items()]
-    return Property(name, not more, episodes, tuple(more))
 
 
 def _more(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:

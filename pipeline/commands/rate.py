@@ -122,7 +122,9 @@ def rate(config: RunConfig, base_dir: Path, out: Path, samples: int, progress: P
             )
             require_verdicts(recorder.step_label, groups)
             if run.ranks.is_first:
-                _append(out, [rated_row(g, samples) for g in groups])
+                with disk_errors(f"writing {out}"), out.open("a", encoding="utf-8") as file:
+                    rows = (json.dumps(rated_row(g, samples), ensure_ascii=False) for g in groups)
+                    file.write("".join(f"{row}\n" for row in rows))
             progress.advance(len(train) - len(todo) + min(len(todo), start + SAMPLED_AT_ONCE), {})
     return _rated([row["pass_rate"] for row in _known(out, samples).values()])
 
@@ -254,11 +256,6 @@ def _why_not(recipe: LocalParts) -> str | None:
         except (IsolationError, ConfigError) as exc:
             return f"{name}: {exc}"
     return None
-
-
-def _append(out: Path, rows: Sequence[dict[str, Any]]) -> None:
-    with disk_errors(f"writing {out}"), out.open("a", encoding="utf-8") as file:
-        file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
 def _known(out: Path, samples: int) -> dict[str, dict[str, Any]]:

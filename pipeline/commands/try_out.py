@@ -62,7 +62,12 @@ def try_out(config: RunConfig, base_dir: Path, num: int, samples: int, progress:
                 "the recipe has no training prompts that are graded; name rows with a verifier in data.train"
             )
         setup, notes = _within_a_minute(session, prompts, samples)
-        notes += [*_learns_first(config), *_enter_rl(session)]
+        if config.begins_with_texts:
+            first = config.stage_names[0]
+            notes.append(
+                f"stage {first} trains this model before any stage samples from it; --model FOLDER tries another"
+            )
+        notes += _enter_rl(session)
         parts = (session.run, session.workers, setup, session.recorder)
         for i, prompt in enumerate(prompts):
             session.recorder.step_label = f"try prompt {i + 1} of {len(prompts)}"
@@ -89,13 +94,6 @@ def _within_a_minute(session: Session, prompts: Sequence[Prompt], samples: int) 
         f"cut off at {limit} of the {whole} tokens of the recipe, as longer answers take over a minute here; "
         "--prompts 1 leaves more time for each"
     ]
-
-
-def _learns_first(config: RunConfig) -> list[str]:
-    if not config.begins_with_texts:
-        return []
-    first = config.stage_names[0]
-    return [f"stage {first} trains this model before any stage samples from it; --model FOLDER tries another"]
 
 
 def _enter_rl(session: Session) -> list[str]:

@@ -41,7 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
     from verizero.pipeline.commands.verifiers.proof import check
     from verizero.pipeline.report.progress import Lines
 
-    _accept_any_text()
+    if isinstance(sys.stdin, io.TextIOWrapper):  # rows come from models, which write bytes that are no UTF-8
+        sys.stdin.reconfigure(encoding="utf-8", errors="replace")
     params = object_of(arguments.params, "--params", '{"abs_tol": 0.1}')
     if params and not (arguments.check or arguments.verifier):
         raise ConfigError("--params are those of --check or --verifier; name one of them, or drop --params")
@@ -64,12 +65,6 @@ def run(arguments: argparse.Namespace) -> int:
             counts = verify(lines, sys.stdout, batch=arguments.batch, defaults=defaults)
     is_useless = counts.rows > 0 and counts.infrastructure == counts.rows
     return 1 if counts.bad_lines or is_useless else 0
-
-
-def _accept_any_text() -> None:
-    """Let bytes that are no UTF-8 pass: rows come from models, which write them."""
-    if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(encoding="utf-8", errors="replace")
 
 
 @dataclass(frozen=True, slots=True)

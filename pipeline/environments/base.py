@@ -40,10 +40,7 @@ class ToolSchema:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The beginning of an episode.
-
-    Example: Start(tools=(add_schema,))
-    """
+    """The beginning of an episode."""
 
     messages: tuple[Message, ...] = ()
     """The conversation so far: system and user messages. Empty: the prompt's own question, as without environment."""
@@ -52,10 +49,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """One call of a tool, for the counts: wrong means that the arguments or the tool's name were the policy's mistake.
-
-    Example: ToolUse("add", wrong=False)
-    """
+    """One call of a tool, for the counts: wrong means that arguments or the tool's name were the policy's mistake."""
 
     name: str
     wrong: bool = False
@@ -135,10 +129,7 @@ class EnvironmentParams(PluginParams):
 
 @dataclass(frozen=True, slots=True)
 class Bound(Generic[Made]):
-    """An environment, or tools, with their parameters: makes an object for each episode.
-
-    Example: load("guess").bind({"tries": 5})
-    """
+    """An environment, or tools, with their parameters: makes an object for each episode."""
 
     name: str
     params: PluginParams
@@ -151,10 +142,7 @@ class Bound(Generic[Made]):
 
 @dataclass(frozen=True, slots=True)
 class Plugin(Generic[Made]):
-    """An environment, or tools, by name, with the class of their parameters. `bind` checks the parameters.
-
-    Example: load("guess")
-    """
+    """An environment, or tools, by name, with the class of their parameters. `bind` checks the parameters."""
 
     kind: str
     name: str

@@ -37,10 +37,7 @@ class FoundCalls:
 
 @dataclass(frozen=True, slots=True)
 class NotFromPolicy(Message):
-    """A message of the role assistant that the policy did not write.
-
-    Example: NotFromPolicy("assistant", "Hello!")
-    """
+    """A message of the role assistant that the policy did not write."""
 
 
 def mark_not_from_policy(messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -70,10 +67,7 @@ class CallForm(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PromptPiece:
-    """A part of a prompt: tokens that were observed, or the sampled tokens of an earlier turn.
-
-    Example: PromptPiece((7, 9, 4))
-    """
+    """A part of a prompt: tokens that were observed, or the sampled tokens of an earlier turn."""
 
     ids: tuple[int, ...]
     turn: int | None = None
@@ -82,10 +76,7 @@ class PromptPiece:
 
 @dataclass(frozen=True, slots=True)
 class NextPrompt:
-    """The prompt of the next turn.
-
-    Example: NextPrompt(pieces=(PromptPiece((5, 6)),))
-    """
+    """The prompt of the next turn."""
 
     pieces: tuple[PromptPiece, ...]
     """Without a fork: one observed piece, which continues the row. With a fork: a whole new row."""

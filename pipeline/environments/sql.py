@@ -48,13 +48,10 @@ def environment(params: Params, prompt: Prompt, task_seed: int, sample_seed: int
             return Verdict("graded", 0.0, f"error: {exc}", query[:1000])
         for setup, line in zip(setups, wanted, strict=True):
             # The same query has the same rows.
-            got = line if statement == gold else _result(setup, statement, ordered, params)
+            steps = params.max_steps
+            got = line if statement == gold else result_of(setup, statement, ordered, MAX_ROWS, steps, sql.REFUSED)
             if got != line:
                 return Verdict("graded", 0.0, got[:200] if got.startswith("error") else "other_rows", query[:1000])
         return Verdict("graded", 1.0, "same_rows", query[:1000])
 
     return ToolEpisode(sql.tools(params, prompt), grade)
-
-
-def _result(setup: str, query: str, ordered: bool, params: Params) -> str:
-    return result_of(setup, query, ordered, MAX_ROWS, params.max_steps, sql.REFUSED)

@@ -44,10 +44,7 @@ INFO = "run.json"
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The end of a run.
-
-    Example: Ended("graders_failed", "round 1 step 3", "graders failed and nothing trained in 4 steps in a row …")
-    """
+    """The end of a run."""
 
     reason: Reason
     where: str

@@ -83,7 +83,7 @@ def build_page(run_dir: Path, cards: Sequence[Card] | None = None) -> Path:
         run=run,
         summary=summary,
         script=script,
-        script_hash=_script_hash(script),
+        script_hash="sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         result=result_line(summary),
         sharpening=_first_upper(summary["sharpening"]) + ".",
         start=start if isinstance(start, Mapping) and start.get("file") else None,
@@ -259,10 +259,6 @@ def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
-
-
-def _script_hash(script: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 def _first_upper(text: str) -> str:

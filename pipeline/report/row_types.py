@@ -70,10 +70,7 @@ class StageRow(Row):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRow(StageRow):
-    """One step of a stage. A step of RL samples, grades and updates with one or several optimiser steps.
-
-    Example: StepRow(stage="rl", stage_kind="rl", round=1, step=3, metrics={"loss": 0.1}, time={"update": 1.5})
-    """
+    """One step of a stage. A step of RL samples, grades and updates with one or several optimiser steps."""
 
     TAG: ClassVar[Tag] = {"kind": "step"}
     step: StrictInt

@@ -80,9 +80,10 @@ def read_run(folder: Path) -> RunFiles:
                 evaluations = [(n, r) for n, r in evaluations if not undone(r, row.stage, row.to_step)]
     if base is None and evaluations:
         base = 0
+    recipe = folder / "recipe.yaml"
     return RunFiles(
         folder,
-        _text(folder / "recipe.yaml"),
+        recipe.read_text(encoding="utf-8", errors="replace") if recipe.is_file() else "",
         _object(folder / "run.json"),
         [row for _, row in steps],
         [row for _, row in evaluations],
@@ -122,10 +123,6 @@ def read_rollouts(folder: Path) -> Iterator[RolloutRow]:
     """
     path = folder / "rollouts.jsonl"
     return (rollout_row(line, f"row {number} of {path}") for number, line in numbered_jsonl(path))
-
-
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 
 def _object(path: Path) -> Row:

@@ -16,15 +16,11 @@ def boot() -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_STACK)
         stack_bytes = STACK_MIB << 20
         resource.setrlimit(resource.RLIMIT_STACK, (stack_bytes if hard == -1 else min(stack_bytes, hard), hard))
-        _fix_addresses()
+        # The next program is loaded at fixed addresses, because outputs may show them: see personality(2).
+        import ctypes
+
+        ctypes.CDLL(None).personality(_ADDR_NO_RANDOMIZE)
         os.execv(sys.orig_argv[0], [*sys.orig_argv, "again"])
     from .main import main
 
     main()
-
-
-def _fix_addresses() -> None:
-    """Have the next program always loaded at the same addresses, because outputs may show them. See personality(2)."""
-    import ctypes
-
-    ctypes.CDLL(None).personality(_ADDR_NO_RANDOMIZE)

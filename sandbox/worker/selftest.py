@@ -25,10 +25,6 @@ def _works(act: Callable[[], object]) -> bool:
     return True
 
 
-def _allocate(mib: int) -> Callable[[], object]:
-    return lambda: bytearray(mib << 20)
-
-
 def _hidden_memory() -> int:
     return kernel.syscall(_MEMFD.get(kernel.MACHINE, -1), b"x", 0, what="memfd_create")
 
@@ -74,7 +70,8 @@ def run(
     jail: Jail, works_without: dict[str, bool], memory_mib: int, host_file: str, last_wall: Callable[[], None], log: int
 ) -> None:
     """Write to `log` which walls hold, and end this process, which has all walls but the one that `last_wall` adds."""
-    holds = {"rlimits": not _works(_allocate(memory_mib + 300)) and resource.getrlimit(resource.RLIMIT_CORE)[1] == 0}
+    is_bounded = not _works(lambda: bytearray((memory_mib + 300) << 20))
+    holds = {"rlimits": is_bounded and resource.getrlimit(resource.RLIMIT_CORE)[1] == 0}
     if jail.has_namespaces:
         holds[NAMESPACES] = works_without[NAMESPACES] and os.getpid() == 1
     if CGROUP in jail.walls:

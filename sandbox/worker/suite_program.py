@@ -89,7 +89,7 @@ class _ProgramValues(Values):
             if issubclass(kind, base):
                 return self.encode(plain(x), depth + 1)
         what = ITERATOR if hasattr(kind, "__next__") else CALLABLE if callable(x) else OBJECT if _truth(x) else EMPTY
-        return ["h", self.number_of(x), _name_of_class(kind), what]
+        return ["h", self.number_of(x), f"{kind.__module__}.{kind.__qualname__}"[:_MAX_NAME], what]
 
     def decode_other(self, node: list[Any], depth: int) -> Any:
         """Return the object with the number in a node."""
@@ -133,10 +133,6 @@ class _ProgramValues(Values):
                 del self.numbers[id(dropped)]
             del self.shared[num_shared:]
             return None
-
-
-def _name_of_class(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"[:_MAX_NAME]
 
 
 def _truth(x: Any) -> bool:

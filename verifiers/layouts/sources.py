@@ -183,13 +183,9 @@ def _bigcodebench(reference: Reference) -> Asserts:
     prompt = reference.get("code_prompt")
     # The data set runs program and tests as one file, so answers use what only the tests import.
     imports = "\n".join(ast.unparse(s) for s in tests.body if isinstance(s, ast.Import | ast.ImportFrom))
-    helpers = f"{imports}\n{_helpers(prompt, fn) if prompt else ''}"
-    return Asserts(reference["test"], "", fn, helpers)
-
-
-def _helpers(prompt: Any, fn: str) -> str:
-    """Return the imports and constants of a prompt that ends in the head of the function, without a body."""
-    return helpers_of(f"{prompt}\n    pass\n", fn)
+    # The prompt ends in the head of the function, without a body.
+    helpers = helpers_of(f"{prompt}\n    pass\n", fn) if prompt else ""
+    return Asserts(reference["test"], "", fn, f"{imports}\n{helpers}")
 
 
 def _packages(libs: Any) -> list[str]:

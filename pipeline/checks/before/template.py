@@ -35,10 +35,7 @@ PLAIN = "--set data.template=plain"
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """The marks of a chat template.
-
-    Example: Marks(("<|im_end|>", "<|im_start|>"), ("<|im_end|>",), ())
-    """
+    """The marks of a chat template."""
 
     all: tuple[str, ...]
     ends: tuple[str, ...]

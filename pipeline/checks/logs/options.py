@@ -76,15 +76,11 @@ def _arguments_in(text: str) -> dict[str, Any]:
             name = node.targets[0].id
             names[name] = None if name in names else _constant(node.value, {})
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and CONFIG_CLASS.match(_name(node.func)):
+        if isinstance(node, ast.Call) and CONFIG_CLASS.match(getattr(node.func, "attr", getattr(node.func, "id", ""))):
             for word in node.keywords:
                 if word.arg is not None and (value := _constant(word.value, names)) is not None:
                     arguments[word.arg] = value
     return arguments
-
-
-def _name(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def _constant(node: ast.expr, names: dict[str, Any]) -> Any:

@@ -263,7 +263,8 @@ class _Group:
 
     def chosen(self, targets: tuple[str, ...]) -> list[tuple[int, int]]:
         """Return inputs and outputs of those that get adapters."""
-        return [ends for name, ends in self.ends.items() if not targets or any(_is(name, t) for t in targets)]
+        ends = tuple(f".{target}" for target in targets)
+        return [sizes for name, sizes in self.ends.items() if not targets or f".{name}".endswith(ends)]
 
 
 def adapters_of(config: RunConfig, shape: Shape) -> Adapters | None:
@@ -324,7 +325,3 @@ def _attention(shape: Shape) -> list[dict[str, tuple[int, int]]]:
         if latent.query_rank:
             layers.append({"q_b_proj": (latent.query_rank, queries)})
     return [{f"self_attn.{name}": ends for name, ends in group.items()} for group in layers]
-
-
-def _is(name: str, target: str) -> bool:
-    return name == target or name.endswith(f".{target}")

@@ -154,7 +154,7 @@ def _published(suite: Suite, model: Measured, measures: Mapping[str, Any]) -> li
 
 def write_page(folder: Path, measurements: Sequence[Measurement], suites: Sequence[Suite]) -> Path:
     """Write the files of the measurements into the folder, and return the path of the page. Raises: RunError."""
-    rows = [row for m in measurements for row in _samples(m)]
+    rows = [r for m in measurements for g in m.groups for r in sample_rows(g, f"evaluation/{m.row.label}", 0, 0)]
     info = {"name": " and ".join(m.model.label for m in measurements), "models": [m.model.model for m in measurements]}
     settings = {s.name: s.model_dump(mode="json", exclude_unset=True) for s in suites}
     with disk_errors(f"writing into {folder}"):
@@ -165,11 +165,6 @@ def write_page(folder: Path, measurements: Sequence[Measurement], suites: Sequen
     write_atomic(folder / "rollouts.jsonl", _lines(rows))
     build_summary(folder)
     return build_page(folder)
-
-
-def _samples(measurement: Measurement) -> Iterator[RolloutRow]:
-    for group in measurement.groups:
-        yield from sample_rows(group, f"evaluation/{measurement.row.label}", 0, 0)
 
 
 def _lines(rows: Sequence[EvaluationRow | RolloutRow]) -> bytes:

@@ -82,7 +82,11 @@ def audit_reward(path: str, data: Path, base: Path | None = None) -> RewardRepor
     Raises: DataError if the rows have no answer, ConfigError if the function cannot be loaded.
     """
     key = key_of(path, base or Path.cwd())
-    rows = [_row(i, columns, key) for i, columns in enumerate(_columns(data), 1)]
+    rows = [
+        _row(i, columns, key) for i, (_, columns) in zip(range(1, MAX_ROWS + 1), numbered_jsonl(data), strict=False)
+    ]
+    if not rows:
+        raise DataError(f"{data}: holds no rows; give a JSONL file with a question and an answer in each line")
     begun = time.monotonic()
     (first,) = score_all([key], [rows[0].attempt(FORMS["the answer alone"].format(answer=rows[0].reference))], TIME_S)
     if first.status == "timeout" or (first.is_infrastructure and time.monotonic() - begun >= TIME_S):
@@ -147,13 +151,6 @@ def _others(rows: Sequence[Row]) -> list[Any]:
         next((a for a in (*answers[i + 1 :], *answers[:i]) if str(a) != str(own)), f"not {own}")
         for i, own in enumerate(answers)
     ]
-
-
-def _columns(data: Path) -> list[Mapping[str, Any]]:
-    rows: list[Mapping[str, Any]] = [row for _, (_, row) in zip(range(MAX_ROWS), numbered_jsonl(data), strict=False)]
-    if not rows:
-        raise DataError(f"{data}: holds no rows; give a JSONL file with a question and an answer in each line")
-    return rows
 
 
 def _row(line: int, columns: Mapping[str, Any], key: str) -> Row:

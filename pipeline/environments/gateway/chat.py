@@ -30,10 +30,7 @@ OTHER_ROLES = {"developer": "system", "function": "tool"}
 
 @dataclass(frozen=True, slots=True)
 class TurnRequest:
-    """A request for the policy's next turn.
-
-    Example: TurnRequest(model="policy", messages=(Message("user", "hello"),))
-    """
+    """A request for the policy's next turn."""
 
     model: str
     messages: tuple[Message, ...]
@@ -49,10 +46,7 @@ class TurnRequest:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer to a request: the message that the agent gets, and its size.
-
-    Example: Answer("c-0", Message("assistant", "hi"), prompt_tokens=5, sampled_tokens=2, was_cut=False)
-    """
+    """An answer to a request: the message that the agent gets, and its size."""
 
     id: str
     message: Message

@@ -149,10 +149,7 @@ async def _events(pending: Pending) -> AsyncIterator[bytes]:
 
 @dataclass(eq=False)
 class Pending:
-    """A request, and its outcome once it has one.
-
-    Example: Pending(request)
-    """
+    """A request, and its outcome once it has one."""
 
     request: TurnRequest
     outcome: Future[Answer | Refused] = field(default_factory=Future)

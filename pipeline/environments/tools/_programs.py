@@ -34,10 +34,7 @@ class ProgramParams(ToolParams):
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The output of a program. The status "passed" means that it ended by itself, with exit code 0.
-
-    Example: Output("passed", "42\\n")
-    """
+    """The output of a program. The status "passed" means that it ended by itself, with exit code 0."""
 
     status: str
     stdout: str = ""
