@@ -196,11 +196,7 @@ class RewardFunction:
 
 _ONE: dict[Form, dict[str, Callable[[Attempt], Any]]] = {"plain": PLAIN, "verl": VERL, "verifiers": VERIFIERS}
 _FORMS: dict[Form, Mapping[str, Any]] = {**_ONE, "trl": TRL, "openrlhf": OPENRLHF}
-_TRL_HOOKS: dict[str, Any] = {
-    "trainer_state": None,
-    "log_extra": lambda *_: None,
-    "log_metric": lambda *_: None,
-}
+_TRL_HOOKS: dict[str, Any] = {"trainer_state": None, "log_extra": lambda *_: None, "log_metric": lambda *_: None}
 """Further arguments that TRL gives: the trainer's state, which grading does not know, and two ways to log."""
 
 

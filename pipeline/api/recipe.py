@@ -196,11 +196,7 @@ def _section(wish: Wish, stage: StageKind, source: dict[str, Any]) -> dict[str, 
         # Of conversations of several turns, and of rows without a prompt, no pair can be made.
         pairs = [{**source, "on_bad_row": "skip"}]
         return {"loss": {"name": "dpo"}, "pairs": pairs, "steps": wish.steps}
-    return {
-        **_objective(wish.algorithm),
-        "prompts_per_step": PROMPTS,
-        "group_size": GROUP,
-    }
+    return {**_objective(wish.algorithm), "prompts_per_step": PROMPTS, "group_size": GROUP}
 
 
 def _stage(wish: Wish, meaning: Guess) -> StageKind:

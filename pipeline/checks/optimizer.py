@@ -197,10 +197,7 @@ def high_by_the_rewards(run: RunFacts) -> Finding | None:
     )
 
 
-@cause(
-    "raise the learning rate by a factor of ten, or shorten the warm-up",
-    needs="learning_rate",
-)
+@cause("raise the learning rate by a factor of ten, or shorten the warm-up", needs="learning_rate")
 def learning_rate_low(run: RunFacts) -> Finding | None:
     """The policy does not move: after many updates it is still the one that it began with.
 

@@ -12,14 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from verizero.pipeline.commands.arguments import object_of
-from verizero.pipeline.commands.verifiers.labelled_rows import (
-    BadRow,
-    Defaults,
-    Row,
-    choice_of,
-    read_rows,
-    score_all,
-)
+from verizero.pipeline.commands.verifiers.labelled_rows import BadRow, Defaults, Row, choice_of, read_rows, score_all
 from verizero.pipeline.errors import ConfigError, DataError
 from verizero.pipeline.shown import in_json, show
 from verizero.pipeline.types import Verdict

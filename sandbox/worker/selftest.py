@@ -35,10 +35,7 @@ def _decoy(jail: Jail, host_file: str) -> str:
 
 def try_without(jail: Jail, host_file: str, host_pid: int) -> dict[str, bool]:
     """Try acts before Landlock and seccomp are up. True for these two if the act works; for namespaces if it fails."""
-    works = {
-        LANDLOCK: _works(lambda: os.open(_decoy(jail, host_file), os.O_RDONLY)),
-        SECCOMP: _works(_hidden_memory),
-    }
+    works = {LANDLOCK: _works(lambda: os.open(_decoy(jail, host_file), os.O_RDONLY)), SECCOMP: _works(_hidden_memory)}
     if jail.has_namespaces:
         works[NAMESPACES] = _is_alone(jail, host_file, host_pid)
     return works

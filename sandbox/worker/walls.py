@@ -350,10 +350,7 @@ def limit(pid: int, order: Order, jail: Jail, input_mib: int) -> None:
 
 def max_processes(jail: Jail, processes: int) -> int:
     """Return a limit of the uid's processes that is far above their number, and at which the worker can still count."""
-    others, hard = (
-        num_threads_on_machine(jail.proc) or _OTHER_PROCESSES,
-        resource.getrlimit(resource.RLIMIT_NPROC)[1],
-    )
+    others, hard = (num_threads_on_machine(jail.proc) or _OTHER_PROCESSES, resource.getrlimit(resource.RLIMIT_NPROC)[1])
     bound = others + processes + _OTHER_PROCESSES
     return bound if hard == resource.RLIM_INFINITY else min(bound, hard)
 

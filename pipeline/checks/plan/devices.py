@@ -50,12 +50,7 @@ CPU = Device("cpu", 0, 0, 0, 0, 0, 0)
 
 
 def decode_seconds(
-    weight_bytes: float,
-    rows: float,
-    tokens: float,
-    cache_bytes: float,
-    bytes_per_s: float,
-    computing_s: float = 0.0,
+    weight_bytes: float, rows: float, tokens: float, cache_bytes: float, bytes_per_s: float, computing_s: float = 0.0
 ) -> float:
     """Return the least seconds of a step of decoding: it reads the weights once, and the cache of every row.
 

@@ -334,10 +334,7 @@ def _ask_here(
 
 
 def _ask_there(
-    config: RunConfig,
-    missing: Sequence[tuple[Question, list[int]]],
-    answers: Answers,
-    count: Callable[[int], None],
+    config: RunConfig, missing: Sequence[tuple[Question, list[int]]], answers: Answers, count: Callable[[int], None]
 ) -> None:
     endpoint = config.sample.endpoint if config.sample is not None else None
     assert endpoint is not None

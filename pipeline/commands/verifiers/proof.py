@@ -281,11 +281,7 @@ def _proven(report: Report, cases: Sequence[Case], ask: Ask, rows: Sequence[Row]
 
 
 def _try(
-    report: Report,
-    title: str,
-    todo: Sequence[tuple[Row, str, str, str]],
-    is_wrong: Callable[[Verdict], bool],
-    ask: Ask,
+    report: Report, title: str, todo: Sequence[tuple[Row, str, str, str]], is_wrong: Callable[[Verdict], bool], ask: Ask
 ) -> list[Case]:
     """Grade responses (row, way of writing, text, earlier verdict) together, and return the wrong ones."""
     verdicts = ask([(row.key, row.attempt(text)) for row, _, text, _ in todo])

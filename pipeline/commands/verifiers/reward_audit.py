@@ -99,11 +99,7 @@ def audit_reward(path: str, data: Path, base: Path | None = None) -> RewardRepor
     best = max(rewards, key=lambda form: _gap(rewards[form]))
     problems = _problems(every, rewards, best, seconds)
     accepted = [
-        replace(
-            row,
-            accept=(FORMS[best].format(answer=row.reference),),
-            refuse=(FORMS[best].format(answer=other),),
-        )
+        replace(row, accept=(FORMS[best].format(answer=row.reference),), refuse=(FORMS[best].format(answer=other),))
         for row, other, verdict in zip(rows, _others(rows), verdicts[best][0], strict=True)
         if verdict.is_correct
     ]

@@ -47,10 +47,7 @@ REWRITINGS: Mapping[str, Rewriting] = {
         lambda t: _boxes(t) and "$" not in t,
         lambda t: re.sub(r"(\\boxed\{[^{}]*\})", r"$\1$", t),
     ),
-    "a longer fence": (
-        lambda t: t.count("```") == 2 and "````" not in t,
-        lambda t: t.replace("```", "````"),
-    ),
+    "a longer fence": (lambda t: t.count("```") == 2 and "````" not in t, lambda t: t.replace("```", "````")),
 }
 """Ways to write the same answer: a verdict that one of them changes depends on something that should not count."""
 

@@ -230,8 +230,4 @@ def _envelope(request: TurnRequest, answer: Answer, kind: str) -> dict[str, Any]
 
 def _usage(answer: Answer) -> dict[str, Any]:
     total = answer.prompt_tokens + answer.sampled_tokens
-    return {
-        "prompt_tokens": answer.prompt_tokens,
-        "completion_tokens": answer.sampled_tokens,
-        "total_tokens": total,
-    }
+    return {"prompt_tokens": answer.prompt_tokens, "completion_tokens": answer.sampled_tokens, "total_tokens": total}

@@ -16,15 +16,7 @@ from typing import Any, get_type_hints, overload
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from verizero.pipeline.environments.base import (
-    Bound,
-    Plugin,
-    PluginParams,
-    ToolSchema,
-    ToolUse,
-    function_of,
-    params_of,
-)
+from verizero.pipeline.environments.base import Bound, Plugin, PluginParams, ToolSchema, ToolUse, function_of, params_of
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.near import did_you_mean
 from verizero.pipeline.types import Call, Message
