@@ -23,6 +23,8 @@ OnFailure = Callable[[str, Exception], None]
 TOOLS: dict[str, Tool] = {tool.name: tool for tool in (trl.TOOL, verl.TOOL)}
 READERS = (trl.read, verl.read, trackers.wandb_export, trackers.tensorboard, trackers.console)
 """In this order: what a trainer writes by itself is more than what it sends to a tracker."""
+MOST_NAMED = 4
+"""Files that are named as those that were judged."""
 
 
 def diagnose(run: RunFacts, on_failure: OnFailure | None = None) -> list[Finding]:
@@ -108,7 +110,8 @@ def _of_another(logged: Logged, tool: str | None, name: str) -> Diagnosis:
     """Return the diagnosis of a run of another trainer."""
     reading: Reading = reading_of(logged, _tool_of(logged, tool))
     findings = in_words_of(reading, diagnose(reading.facts))
-    notes = (*(f"not read: {what}" for what in logged.skipped), *not_judged(reading))
+    judged = ", ".join(logged.files[:MOST_NAMED]) + (" and more" if len(logged.files) > MOST_NAMED else "")
+    notes = (*(f"not read: {what}" for what in logged.skipped), *not_judged(reading), f"judged: {judged or name}")
     return Diagnosis(f"{name}, a run of {reading.tool.title}", reading.facts, tuple(findings), notes=notes)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from verizero.pipeline.checks.cause import CAUSES, Cause
 from verizero.pipeline.checks.finding import Evidence, Finding, Level
-from verizero.pipeline.checks.run_facts import RunFacts
+from verizero.pipeline.checks.run_facts import NUM_COMPARED, RunFacts
 
 MISMATCH = "mismatch/k3 mismatch/abs"
 MIN_FAILED, MANY_FAILED = 0.03, 0.06
@@ -79,7 +79,28 @@ def _larger_component(run: RunFacts) -> float | None:
     return None if not verdict or others is None else others / verdict
 
 
+def _not_finite(run: RunFacts) -> float | None:
+    """Return the share of steps without finite numbers: of all, or of the last if it is larger."""
+    lost = {row.step for _, row in run.steps if "not_finite" in row.metrics}
+    last = [row.step in lost for _, row in run.steps[-NUM_COMPARED:]]
+    return max(len(lost) / len(run.steps), sum(last) / len(last)) if lost else None
+
+
 LIMITS = (
+    Limit(
+        "not_finite",
+        """The loss or the gradient is NaN or infinite, and what was learned is lost.
+
+        One such update makes every weight NaN, and all that follows is noise: rewards of 0, no entropy, no distance. A
+        few steps alone are those that a scaler of float16 leaves out.
+        """,
+        _not_finite, 0.05, 0.5,
+        "In {:.0%} of the steps the loss or the gradient is NaN or infinite.",
+        ("not_finite", "reward/sampled"),
+        "go back to a checkpoint before these steps, with a tenth of the learning rate, and in bfloat16 or float32",
+        "go back to a checkpoint before these steps, with a tenth of the learning rate, and in bfloat16 or float32",
+        explains="too_hard entropy_collapse learning_rate_low advantages_vanish length_drift length_cap",
+    ),
     Limit(
         "too_hard",
         """Nearly every group is all wrong, so that no response is better than another and nothing can be learned.

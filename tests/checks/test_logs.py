@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import lzma
+import math
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tarfile
+import time
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
@@ -96,9 +99,45 @@ def test_a_console_is_read_with_numbers_that_are_none(tmp_path: Path) -> None:
             for v in ("0.1", "nan", "-inf")
         )
     )
-    facts = diagnosed([tmp_path / "trl.log"]).facts
+    diagnosis = diagnosed([tmp_path / "trl.log"])
+    facts = diagnosis.facts
     assert [p.value for p in facts.series("grad_norm")] == [0.25] * 3
     assert [p.value for p in facts.series("loss")] == [0.1]
+    assert [p.step for p in facts.series("not_finite")] == [2, 3]
+    assert (diagnosis.findings[0].cause, diagnosis.findings[0].level) == ("not_finite", "problem")
+
+
+def write_state(folder: Path, age_s: float, **values: float) -> None:
+    """A state of TRL of as many steps as the folder's name says, written so many seconds ago."""
+    folder.mkdir(parents=True)
+    count = int(folder.name.rpartition("-")[2])
+    entry = {"loss": 0.1, "grad_norm": 0.2, "reward": 0.0, "reward_std": 0.0, "learning_rate": 1e-6, **values}
+    history = [{"step": step, **entry} for step in range(1, count + 1)]
+    (folder / "trainer_state.json").write_text(json.dumps({"log_history": history}))
+    os.utime(folder / "trainer_state.json", times=(time.time() - age_s,) * 2)
+
+
+def test_gradients_that_are_no_numbers_come_first(tmp_path: Path) -> None:
+    write_state(tmp_path / "checkpoint-60", 0, loss=0.0, grad_norm=math.nan, kl=math.nan, entropy=math.nan)
+    assert [f.cause for f in diagnosed([tmp_path]).findings if f.level == "problem"] == ["not_finite"]
+
+
+@pytest.mark.parametrize(("reward", "judged"), [(0.5, 60), (0.0, 500)], ids=["another run", "one run"])
+def test_the_newest_run_is_judged_and_its_file_is_named(reward: float, judged: int, tmp_path: Path) -> None:
+    """Of one run, the checkpoint with the most steps, in whatever order its folders were copied."""
+    write_state(tmp_path / "checkpoint-500", 3 * 86400, reward=reward)
+    write_state(tmp_path / "checkpoint-60", 0)
+    diagnosis = diagnosed([tmp_path])
+    assert len(diagnosis.facts.steps) == judged
+    assert diagnosis.notes[-1] == f"judged: {tmp_path}/checkpoint-{judged}/trainer_state.json"
+
+
+def test_a_chart_of_two_runs_is_asked_about(tmp_path: Path) -> None:
+    (tmp_path / "chart.csv").write_text(
+        '"Step","A - train/reward","A - train/reward__MIN","B - train/reward"\n1,0,0,1\n'
+    )
+    with pytest.raises(RunError, match=r"chart.csv has train/reward of 2 runs \(A, B\); export the chart of one"):
+        diagnosed([tmp_path / "chart.csv"])
 
 
 def test_a_tracker_has_the_evaluations_of_trl_too(formats: Path) -> None:

@@ -12,6 +12,8 @@ from verizero.pipeline.host.disk import parse_json
 
 MAX_RESPONSE_BYTES = 20_000_000
 """Bytes of sampled responses that are read: of more files, those of some steps from the first to the last."""
+NOT_FINITE = "not_finite"
+"""Name of a number that is 1 at the steps whose loss or gradient is no number."""
 MAX_LINE = 10_000_000
 """Bytes of the first line of a file, by which its kind is known."""
 
@@ -93,13 +95,12 @@ def first_row(path: Path) -> dict[str, Any] | None:
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """Return the finite numbers among the values; texts that are numbers count too, as consoles print them."""
+    """Return the finite numbers among the values, and `NOT_FINITE` for a loss or gradient that is NaN or infinite.
+
+    Texts that are numbers count too, as consoles print them.
+    """
     finite: dict[str, float] = {}
     for name, value in values.items():
-        if type(value) is float:  # nearly all of them, and a log may have millions
-            if math.isfinite(value):
-                finite[str(name)] = value
-            continue
         if isinstance(value, bool) or not isinstance(value, int | float | str):
             continue
         try:
@@ -108,6 +109,8 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float]:
             continue
         if math.isfinite(number):
             finite[str(name)] = number
+        elif str(name).endswith(("grad_norm", "loss")):
+            finite[NOT_FINITE] = 1.0
     return finite
 
 
@@ -153,7 +156,7 @@ class Tool:
 
     def ours(self, name: str) -> str | None:
         """Return our name of a number; None if the rules do not read it."""
-        return self.metrics.get(self.plain(name))
+        return self.metrics.get(self.plain(name), name if name == NOT_FINITE else None)
 
     def theirs(self, name: str) -> str:
         """Return the tool's name of a number of ours; ours if it has none."""

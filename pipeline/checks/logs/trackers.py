@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import csv
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ EVENTS = "tfevents"
 OWN_STEPS = ("train/global_step", "training/global_step", "trainer/global_step")
 """The trainer's own step, which is better than W&B's: that counts calls of `log`."""
 STEPS = ("_step", "step", "Step", "global_step")
-OF_PANEL = re.compile(r"^.+ - (.+)$")
+OF_PANEL = re.compile(r"^(.+) - (.+)$")
 """A column of a chart's export: the run's name, then the number's."""
 BOUNDS = ("__MIN", "__MAX")
 
@@ -60,7 +60,7 @@ def _of_line(line: str) -> tuple[int | None, dict[str, float]] | None:
     if (match := DICTIONARY.search(line)) is None:
         return None
     try:
-        tree = ast.literal_eval(NO_NUMBER.sub("None", match[0]))
+        tree = ast.literal_eval(NO_NUMBER.sub("1e999", match[0]))
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return None
     if not isinstance(tree, dict) or "train_runtime" in tree:
@@ -122,7 +122,9 @@ def wandb_export(path: Path) -> Logged | None:
     rows: Any = []
     if path.suffix == ".csv":
         with path.open(encoding="utf-8-sig", newline="") as lines:
-            rows = [(number, _of_csv(row)) for number, row in enumerate(csv.DictReader(lines), 2)]
+            read = csv.DictReader(lines)
+            _require_one_run(path, read.fieldnames or ())
+            rows = [(number, _of_csv(row)) for number, row in enumerate(read, 2)]
     elif path.suffix == ".jsonl":
         first = first_row(path)
         if first is None or not first.keys() & {*OWN_STEPS, *STEPS}:
@@ -144,9 +146,22 @@ def wandb_export(path: Path) -> Logged | None:
     return logged
 
 
+def _require_one_run(path: Path, columns: Sequence[str]) -> None:
+    """Raise RunError where a chart has a number of several runs."""
+    runs: dict[str, list[str]] = {}
+    for match in filter(None, map(OF_PANEL.match, columns)):
+        if not match[0].endswith(BOUNDS):
+            runs.setdefault(match[2], []).append(match[1])
+    if several := [(name, own) for name, own in runs.items() if len(own) > 1]:
+        name, own = several[0]
+        raise RunError(
+            f"{path} has {name} of {len(own)} runs ({', '.join(own)}); export the chart of one, or keep its columns"
+        )
+
+
 def _of_csv(row: Mapping[str, str]) -> dict[str, str]:
     names = {name: OF_PANEL.match(name) for name in row if name and not name.endswith(BOUNDS)}
-    return {match[1] if match else name: row[name] for name, match in names.items() if row[name]}
+    return {match[2] if match else name: row[name] for name, match in names.items() if row[name]}
 
 
 def _from_columns(tree: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -159,10 +159,13 @@ def _state(path: Path) -> Path | None:
     """Return the trainer's state that was written last: the file itself, that of a checkpoint, or of the newest one."""
     if path.is_file():
         return path if path.name == STATE else None
-    if (path / STATE).is_file():
-        return path / STATE
     states = sorted(path.glob(f"checkpoint-*/{STATE}"), key=lambda p: _number(p.parent.name))
-    return states[-1] if states else None
+    states += [path / STATE] if (path / STATE).is_file() else []
+    if len(states) < 2:
+        return states[0] if states else None
+    last = max(reversed(states), key=lambda p: p.stat().st_mtime)
+    # Of one run, the state with the most steps; where an earlier run has left checkpoints, those are not its own.
+    return states[-1] if _history(last)[:1] == _history(states[-1])[:1] else last
 
 
 def _number(name: str) -> int:
@@ -170,12 +173,15 @@ def _number(name: str) -> int:
     return int(digits[-1]) if digits else -1
 
 
-def _read_state(path: Path, logged: Logged) -> None:
-    text = path.read_text(encoding="utf-8")
+def _history(path: Path) -> list[dict[str, Any]]:
     try:
-        history = parse_json(text)["log_history"]
+        return list(parse_json(path.read_text(encoding="utf-8"))["log_history"])
     except (ValueError, KeyError, TypeError) as exc:
         raise RunError(f"{path} is no state of a trainer ({exc}); copy it again, or name another checkpoint") from exc
+
+
+def _read_state(path: Path, logged: Logged) -> None:
+    text, history = path.read_text(encoding="utf-8"), _history(path)
     # The file is written with two spaces of indentation, so that each entry begins with a line of its own.
     begins = [n for n, line in enumerate(text.splitlines(), 1) if line == "    {"]
     lines = begins if len(begins) == len(history) else [1] * len(history)
