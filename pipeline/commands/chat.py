@@ -44,7 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
     speakers = speakers_of(arguments)
     is_terminal = sys.stdin.isatty()
     if is_terminal:
-        show("Write a line and press Enter. /new begins again; Ctrl-D ends.")
+        alone = "" if all(s.can_continue for s in speakers.values()) else " Each line is asked alone."
+        show(f"Write a line and press Enter.{alone} /new begins again; Ctrl-D ends.")
     recipe, system = recipe_of(arguments.model), arguments.system
     if system is None and recipe is not None and arguments.template is None:
         system = recipe.data.template.system  # the run was trained with it
@@ -111,7 +112,7 @@ def _served_by(arguments: argparse.Namespace) -> Any:
 
 
 def _answer(name: str, served: Any, messages: list[Message], text: str, seed: int) -> None:
-    """Print a model's answer to a line, and add both to its conversation."""
+    """Print a model's answer to a line, and add both to its conversation, if it can continue one."""
     from verizero.pipeline.errors import DataError
     from verizero.pipeline.types import Message
 
@@ -124,4 +125,7 @@ def _answer(name: str, served: Any, messages: list[Message], text: str, seed: in
         messages.pop()
         return
     show(label + message.content + (" …" if was_cut else ""))
-    messages.append(message)
+    if served.can_continue:
+        messages.append(message)
+    else:
+        messages.pop()

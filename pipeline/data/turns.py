@@ -35,8 +35,13 @@ class PlainTurns:
         self.foreign_text = ForeignText(renderer.tokenizer)
         self._around = renderer.template.observation
 
+    @property
+    def can_continue(self) -> bool:
+        """False if the tokenizer cannot write an observation, which single responses do not need."""
+        return not unknown_characters(self.renderer.tokenizer, self._around.replace(TEXT, ""))
+
     def require_observations(self) -> None:
-        """Raise DataError for a tokenizer that cannot write an observation, which single responses do not need."""
+        """Raise DataError for a tokenizer that cannot write an observation."""
         unknown = unknown_characters(self.renderer.tokenizer, self._around.replace(TEXT, ""))
         if unknown:
             raise DataError(

@@ -11,7 +11,7 @@ from verizero.pipeline.config.load import load_recipe
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.template import Template
 from verizero.pipeline.data.render import Renderer
-from verizero.pipeline.data.turns import turns_of
+from verizero.pipeline.data.turns import PlainTurns, turns_of
 from verizero.pipeline.environments.conversing import Conversing
 from verizero.pipeline.errors import ConfigError, DataError
 from verizero.pipeline.models.gguf_file import model_folder
@@ -35,6 +35,11 @@ class Served:
     context: int | None
     """The longest sequence in tokens."""
     sampling: Sampling
+
+    @property
+    def can_continue(self) -> bool:
+        """False if its tokenizer cannot write what follows an answer, so that each message is asked alone."""
+        return not isinstance(self.conversing, PlainTurns) or self.conversing.can_continue
 
     def answer(self, messages: Sequence[Message], seed: int) -> tuple[Message, bool]:
         """Return the next message of a conversation, and True if it was cut at the limit of tokens.

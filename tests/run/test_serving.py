@@ -22,7 +22,7 @@ from verizero.pipeline.config.left_open import for_machine
 from verizero.pipeline.config.load import dump
 from verizero.pipeline.config.template import Template
 from verizero.pipeline.data.render import Renderer
-from verizero.pipeline.data.tokenizer import character_tokenizer
+from verizero.pipeline.data.tokenizer import CHARACTERS, character_tokenizer
 from verizero.pipeline.data.turns import turns_of
 from verizero.pipeline.errors import ConfigError, DataError
 from verizero.pipeline.models.load import create_model, eos_ids, load_tokenizer, save_folder
@@ -93,24 +93,27 @@ SHAPE = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "nu
 SHAPE |= {"num_key_value_heads": 2, "max_position_embeddings": 64}
 
 
-def folder_of(path: Path, seed: int = 0, chat_template: str | None = None) -> Path:
-    tokenizer = character_tokenizer()
+def folder_of(path: Path, seed: int = 0, chat_template: str | None = None, characters: str = CHARACTERS) -> Path:
+    tokenizer = character_tokenizer(characters)
     tokenizer.chat_template = chat_template
     save_folder(create_model("qwen2", SHAPE, tokenizer, seed), tokenizer, path)
     return path
 
 
 @pytest.mark.run
-def test_lines_are_answered_in_the_terminal(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "verizero.pipeline.cli", "chat", str(folder_of(tmp_path / "model"))]
+@pytest.mark.parametrize(("characters", "between"), [(CHARACTERS, "/new\n"), ("abx", "")], ids=["asks on", "alone"])
+def test_lines_are_answered_in_the_terminal(characters: str, between: str, tmp_path: Path) -> None:
+    """Where the tokenizer cannot write what follows an answer, each line is asked alone."""
+    model = str(folder_of(tmp_path / "model", characters=characters))
+    command = [sys.executable, "-m", "verizero.pipeline.cli", "chat", model]
     command += ["--max-tokens", "4", "--temperature", "0", "--device", "cpu"]
-    typed = "ab\n/new\nab\n" + "x" * 90 + "\n"
+    typed = f"ab\n{between}ab\n" + "x" * 90 + "\n"
     done: subprocess.CompletedProcess[str] = warm().call(
         subprocess.run, command, input=typed, capture_output=True, text=True, check=True
     )
     lines = done.stdout.splitlines()
     assert len(lines) >= 2
-    assert lines[0] == lines[1], "after /new the same line has the same answer"
+    assert lines[0] == lines[1], "a first line has the same answer"
     assert "maximum context length is 64" in done.stderr
 
 
