@@ -142,6 +142,8 @@ class RewardFunction:
             raise ConfigError(
                 f"reward function {name!r}: its arguments cannot be read ({exc}); wrap it in a def"
             ) from exc
+        if not parameters:
+            raise ConfigError(f"reward function {name!r} sees no response; write def f(completion, answer): ...")
         for p in parameters.values():
             if p.kind is p.POSITIONAL_ONLY or p.kind is p.VAR_POSITIONAL:
                 raise ConfigError(

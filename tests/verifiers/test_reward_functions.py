@@ -201,7 +201,9 @@ def test_each_shape_is_right_for_two_callers_at_a_time() -> None:
 
 
 def test_what_cannot_be_called_by_names_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "r.py").write_text("def f(*texts): return 1\nx = 3\n")
+    (tmp_path / "r.py").write_text("def f(*texts): return 1\nx = 3\ndef blind(): return 1\n")
+    with pytest.raises(ConfigError, match=r"'blind' sees no response; write def f\(completion"):
+        load(path=f"{tmp_path}/r.py:blind")
     with pytest.raises(ConfigError, match=r"argument '\*texts' has no name to be given by; write def f\(completion"):
         load(path=f"{tmp_path}/r.py:f")
     with pytest.raises(ConfigError, match="'x' is int, and a reward is a function"):
