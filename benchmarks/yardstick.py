@@ -206,8 +206,7 @@ def our_steps(folder: str, work: Work, turn: int) -> Side:
     from verizero.pipeline.rollout.engine import Request, Sampling
     from verizero.pipeline.rollout.torch_engine import TorchEngine
     from verizero.pipeline.train.backend import Backend
-    from verizero.pipeline.train.prepare import Settings
-    from verizero.pipeline.train.step import update
+    from verizero.pipeline.train.step import Settings, update
     from verizero.pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
 
     tokenizer, model = load_tokenizer(folder), load_model(folder, work.dtype, work.device)

@@ -24,7 +24,7 @@ from prefect.types.entrypoint import EntrypointType
 from verizero.flows import campaigns, forms
 from verizero.flows.process_lifetime import SUSPENDED
 from verizero.pipeline.errors import ConfigError
-from verizero.pipeline.host.programs import SAFE_PATH, import_path
+from verizero.pipeline.host.child import SAFE_PATH, import_path
 
 SRUN = "srun --ntasks=1 --kill-on-bad-exit=1 --unbuffered --export=ALL"
 """Starts a flow on a node of a Slurm cluster; the user's options (GPUs, time) are added."""

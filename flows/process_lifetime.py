@@ -13,8 +13,7 @@ from contextlib import contextmanager
 from prefect.context import FlowRunContext
 from prefect.events import emit_event
 
-from verizero.pipeline.host.child import die_with
-from verizero.pipeline.host.programs import leave_safe_path
+from verizero.pipeline.host.child import die_with, leave_safe_path
 
 RUNNER = "VERIZERO_RUNNER"
 """Variable with the id of the process that a flow must not outlive; without it, that is the flow's parent."""

@@ -18,9 +18,20 @@ from types import FrameType
 
 from verizero.flows.server import HEALTH, QUIET, EmbeddedServer
 from verizero.pipeline.errors import ConfigError, RunError, fault_in_log
-from verizero.pipeline.host.child import Lines, NotReady, appended, die_with, end, size_of, start, wait_until
+from verizero.pipeline.host.child import (
+    SAFE_PATH,
+    Lines,
+    NotReady,
+    appended,
+    die_with,
+    end,
+    import_path,
+    module_command,
+    size_of,
+    start,
+    wait_until,
+)
 from verizero.pipeline.host.network import LOOPBACK, answers
-from verizero.pipeline.host.programs import SAFE_PATH, import_path, module_command
 
 READY = b"ready\n"
 LOOK_EVERY_S = 0.3

@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from verizero.pipeline.errors import RunError, fault_in_log, fault_now, limit_fault, machine_fault
-from verizero.pipeline.host.child import NotReady, appended, die_with, end, size_of, start, wait_until
+from verizero.pipeline.host.child import NotReady, appended, die_with, end, module_command, size_of, start, wait_until
 from verizero.pipeline.host.disk import disk_errors
 from verizero.pipeline.host.network import LOOPBACK, answers, free_port
-from verizero.pipeline.host.programs import module_command
 
 HEALTH = "/api/health"
 """Path at which a server answers once it has started."""

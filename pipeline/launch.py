@@ -20,10 +20,13 @@ from pathlib import Path
 from verizero.pipeline.config.sections import LaunchConfig
 from verizero.pipeline.errors import RunError
 from verizero.pipeline.host.child import (
+    SAFE_PATH,
     appended,
     die_with,
     end,
     last_lines,
+    leave_safe_path,
+    module_command,
     signal_group,
     size_of,
     start,
@@ -32,7 +35,6 @@ from verizero.pipeline.host.child import (
 )
 from verizero.pipeline.host.disk import require_plain
 from verizero.pipeline.host.network import LOOPBACK, free_port
-from verizero.pipeline.host.programs import SAFE_PATH, leave_safe_path, module_command
 from verizero.pipeline.report.ended import ended_by, has_ended, record_failure
 from verizero.pipeline.shown import show
 from verizero.pipeline.train.deadline import SPARE_S, WATCH

@@ -30,7 +30,7 @@ import torch
 
 import verizero.pipeline.config.sections
 import verizero.pipeline.train.collate
-import verizero.pipeline.train.prepare
+import verizero.pipeline.train.step
 from tests.stages.parity import VERIFIER
 from tests.train.batches import MAX_RESPONSE, groups_of, longer, settings_of
 from verizero.pipeline.config.load import parse, read_tree
@@ -275,12 +275,12 @@ def text_waits(folder: Path) -> dict[str, float]:
 
 def planted(folder: Path) -> None:
     """Train on a batch that was collated on the CPU."""
-    plain = verizero.pipeline.train.prepare.collate
-    verizero.pipeline.train.prepare.collate = lambda groups, pad_id, device, *rest: plain(groups, pad_id, "cpu", *rest)
+    plain = verizero.pipeline.train.step.collate
+    verizero.pipeline.train.step.collate = lambda groups, pad_id, device, *rest: plain(groups, pad_id, "cpu", *rest)
     try:
         update_once("demo", folder)
     finally:
-        verizero.pipeline.train.prepare.collate = plain
+        verizero.pipeline.train.step.collate = plain
 
 
 def let_recipes_name_it() -> None:

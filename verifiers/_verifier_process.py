@@ -25,7 +25,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from verizero.pipeline.host import child
-from verizero.pipeline.host.programs import import_path, module_command
+from verizero.pipeline.host.child import import_path, module_command
 from verizero.pipeline.types import Attempt, Verdict
 from verizero.sandbox import settings
 

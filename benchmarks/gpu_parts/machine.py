@@ -167,8 +167,7 @@ def train_once(
 ) -> Any:
     """Take one update of the algorithm on the groups, and return its metrics."""
     from verizero.pipeline.algorithms.base import load_algorithm
-    from verizero.pipeline.train.prepare import Settings
-    from verizero.pipeline.train.step import update
+    from verizero.pipeline.train.step import Settings, update
 
     longest = max(len(m.rollout.response_ids) for g in groups for m in g.members)
     parts = load_algorithm(algorithm, dict(params))[1].resolve(longest)

@@ -18,8 +18,7 @@ from typing import Any
 import cloudpickle
 
 from verizero.pipeline.config.data import FILE_TYPES, HubSource
-from verizero.pipeline.data.source_files import PlacedRow, read_file, read_hub
-from verizero.pipeline.data.values import plain, table_row
+from verizero.pipeline.data.source_files import PlacedRow, plain, read_file, read_hub, table_row
 from verizero.pipeline.errors import ConfigError, DataError
 from verizero.pipeline.host.disk import json_text, write_atomic
 from verizero.pipeline.near import near_path

@@ -105,7 +105,7 @@ class TrainedRun:
         """
         from verizero.pipeline.api.recipe import refuse_ranks
         from verizero.pipeline.run.choose_checkpoint import newest_whole
-        from verizero.pipeline.run.info import recipe_of_run
+        from verizero.pipeline.run.saving import recipe_of_run
         from verizero.pipeline.run.state import read_state, schedule
         from verizero.pipeline.whole_run import train
 

@@ -16,9 +16,8 @@ from verizero.pipeline.config.rl import RlConfig
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.stages import Stage
 from verizero.pipeline.errors import ConfigError, RunError
-from verizero.pipeline.host.child import end, start
+from verizero.pipeline.host.child import end, import_path, module_command, start
 from verizero.pipeline.host.disk import write_atomic
-from verizero.pipeline.host.programs import import_path, module_command
 from verizero.pipeline.shown import show
 
 SAME = ("stages", "model", "data", "rollout", "scoring", "evaluation")

@@ -97,7 +97,7 @@ def held_out_of(arguments: argparse.Namespace) -> tuple[RunConfig, Path]:
 
 def held_out_of_run(folder: Path, model: str | Path, overrides: Sequence[str] = ()) -> tuple[RunConfig, Path]:
     """Return the recipe of a run with another model, and its folder; its rows are those that the run itself used."""
-    from verizero.pipeline.run.info import recipe_of_run
+    from verizero.pipeline.run.saving import recipe_of_run
 
     files = {part: (folder / "data" / f"{part}.jsonl").resolve() for part in ("train", "evaluation")}
     rows = [f"data.{part}={json.dumps([{'file': str(file)}])}" for part, file in files.items()]

@@ -154,7 +154,7 @@ def promote(comparison: Comparison, registry: Path, decided_by: str) -> Path:
 
     Raises: RunError if another promotion is running, or the disk is full or not writable.
     """
-    from verizero.pipeline.run.info import recipe_of_run
+    from verizero.pipeline.run.saving import recipe_of_run
 
     with locked(registry):
         versions = registry / "versions"
@@ -220,7 +220,7 @@ def suites_measured(names: str, data_dir: Path | None) -> OnSuites:
     from verizero.pipeline.commands.suites.asking import load_suites
     from verizero.pipeline.commands.suites.models import FOLDER, Measured
     from verizero.pipeline.report.progress import Lines
-    from verizero.pipeline.run.info import recipe_of_run
+    from verizero.pipeline.run.saving import recipe_of_run
 
     loaded = load_suites(names.split(","), data_dir, {})
 

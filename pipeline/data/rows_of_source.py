@@ -21,8 +21,7 @@ from verizero.pipeline.config.data import Column, Source
 from verizero.pipeline.config.pairs import PairSource
 from verizero.pipeline.data.choices import has_choices, lettered, shows
 from verizero.pipeline.data.conversations import as_value
-from verizero.pipeline.data.source_files import PlacedRow, read_file, read_hub
-from verizero.pipeline.data.values import is_missing, plain
+from verizero.pipeline.data.source_files import PlacedRow, is_missing, plain, read_file, read_hub
 from verizero.pipeline.errors import ConfigError, DataError, UnknownName
 from verizero.pipeline.host.disk import parse_json
 from verizero.pipeline.seeds import stream
@@ -133,8 +132,8 @@ class Missing(DataError):
 def pick(row: Mapping[str, Any], column: Column) -> Any:
     """Return the row's value for the column. A part of a text is stripped of spaces, a whole text is not.
 
-    Raises: Missing if the column, the key or the mark is not there, or the value is missing (`values.py`); DataError if
-    it cannot be read. Both name the column.
+    Raises: Missing if the column, the key or the mark is not there, or the value `is_missing`; DataError if it cannot
+    be read. Both name the column.
     """
     if column.columns:
         return _object(row, column.columns)

@@ -16,8 +16,8 @@ from verizero.pipeline.data.turns import turns_of
 from verizero.pipeline.environments.base import ToolSchema
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.run.episodes import tools_of
-from verizero.pipeline.run.info import write_left_out
 from verizero.pipeline.run.recorder import Recorder
+from verizero.pipeline.run.saving import write_left_out
 from verizero.pipeline.run.session import Run, StageSetup
 from verizero.pipeline.train.texts import Row, row_after
 from verizero.pipeline.types import Prompt

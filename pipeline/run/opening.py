@@ -45,8 +45,8 @@ from verizero.pipeline.run.choose_checkpoint import changed_at, choose_checkpoin
 from verizero.pipeline.run.data import RunData, prepare_data
 from verizero.pipeline.run.episodes import build_episodes, check_template
 from verizero.pipeline.run.graders import bind_grader, build_graders
-from verizero.pipeline.run.info import write_run_info
 from verizero.pipeline.run.recorder import Recorder
+from verizero.pipeline.run.saving import write_run_info
 from verizero.pipeline.run.session import Run, Session, StageSetup, Workers
 from verizero.pipeline.run.state import RunState, read_state, schedule
 from verizero.pipeline.run.teachers import check_domains

@@ -25,8 +25,8 @@ from verizero.pipeline.run.recorder import Recorder
 from verizero.pipeline.run.rollouts import RolloutSource
 from verizero.pipeline.run.state import RunState
 from verizero.pipeline.train.backend import Backend
+from verizero.pipeline.train.distillation import Teacher
 from verizero.pipeline.train.ranks import Ranks
-from verizero.pipeline.train.teachers import Teacher
 from verizero.pipeline.train.texts import Row
 
 S = TypeVar("S", bound=StageSection)

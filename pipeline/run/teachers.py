@@ -24,8 +24,16 @@ from verizero.pipeline.rows import require_single
 from verizero.pipeline.run.session import Run, StageSetup, Workers
 from verizero.pipeline.run.state import RunState
 from verizero.pipeline.train import checkpoint
-from verizero.pipeline.train.distillation import Distillation, DistillRow, DistillSettings
-from verizero.pipeline.train.teachers import ModelTeacher, ReferenceTeacher, ServedTeacher, Server, Teacher
+from verizero.pipeline.train.distillation import (
+    Distillation,
+    DistillRow,
+    DistillSettings,
+    ModelTeacher,
+    ReferenceTeacher,
+    ServedTeacher,
+    Server,
+    Teacher,
+)
 from verizero.pipeline.types import Group, Prompt, StepMetrics, Verdict
 
 

@@ -16,7 +16,7 @@ from verizero.pipeline.loop.phases import PhaseWrapper
 from verizero.pipeline.loop.sampled_groups import SAMPLED_AT_ONCE, rewarded_by_judge, sample_groups
 from verizero.pipeline.preferences.base import Loss, PreferenceParams, load_preference
 from verizero.pipeline.report.row_types import PairsRow
-from verizero.pipeline.run.info import write_left_out, write_lines
+from verizero.pipeline.run.saving import write_left_out, write_lines
 from verizero.pipeline.run.session import Run, Session, StageSetup
 from verizero.pipeline.run.state import Item
 from verizero.pipeline.scoring.score import GradingTally, attempt_of

@@ -14,7 +14,7 @@ from verizero.pipeline.config.stages import MODEL
 from verizero.pipeline.errors import DataError, RunError
 from verizero.pipeline.host.disk import read_jsonl, replace_folder
 from verizero.pipeline.loop.phases import PhaseWrapper
-from verizero.pipeline.run.info import write_lines
+from verizero.pipeline.run.saving import write_lines
 from verizero.pipeline.run.session import Run, Session
 from verizero.pipeline.run.state import Item
 from verizero.pipeline.seeds import stream

@@ -26,8 +26,7 @@ from verizero.pipeline.run.teachers import distillation_term
 from verizero.pipeline.scoring.score import GradingTally
 from verizero.pipeline.scoring.select import GroupKind, form_groups, select
 from verizero.pipeline.stages.base import StageKind
-from verizero.pipeline.train.prepare import Settings
-from verizero.pipeline.train.step import update
+from verizero.pipeline.train.step import Settings, update
 from verizero.pipeline.types import Group, Prompt, StepMetrics
 
 

@@ -1,4 +1,7 @@
-"""Rejection sampling: graded answers of the policy or of an endpoint; those kept become demonstrations."""
+"""Rejection sampling: graded answers of the policy or of an endpoint; those kept become demonstrations.
+
+`select_answers` has the rules, and counts why the others are left out.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,10 @@ from typing import Any
 
 from verizero.pipeline.config.load import dump
 from verizero.pipeline.config.run import RunConfig
-from verizero.pipeline.config.sample import EndpointConfig, SampleConfig
+from verizero.pipeline.config.sample import EndpointConfig, KeepConfig, SampleConfig
 from verizero.pipeline.config.stages import DEMONSTRATIONS
+from verizero.pipeline.data.overlap import normalise
 from verizero.pipeline.data.prompts import answer_of, hinted_question
-from verizero.pipeline.data.rejection import REASONS, select_answers
 from verizero.pipeline.data.rows_of_source import row_of
 from verizero.pipeline.errors import DataError, RunError
 from verizero.pipeline.host.disk import write_atomic
@@ -23,11 +26,11 @@ from verizero.pipeline.loop.sampled_groups import SAMPLED_AT_ONCE, sample_groups
 from verizero.pipeline.report.row_types import SampleRow
 from verizero.pipeline.rollout.endpoint import ask_endpoint
 from verizero.pipeline.rollout.engine import Sampling
+from verizero.pipeline.rows import require_single
 from verizero.pipeline.run.data import prompt_room
-from verizero.pipeline.run.info import write_lines
 from verizero.pipeline.run.recorder import Recorder
 from verizero.pipeline.run.rollouts import gather_groups, share_of
-from verizero.pipeline.run.saving import save
+from verizero.pipeline.run.saving import save, write_lines
 from verizero.pipeline.run.session import Run, Session
 from verizero.pipeline.run.state import Item
 from verizero.pipeline.scoring.score import GradingTally, Scorer
@@ -234,3 +237,48 @@ def join_pieces(run: Run, recorder: Recorder, item: Item, total: int) -> None:
 
 
 KIND = StageKind(SampleConfig, run)
+
+
+REASONS = ("ungraded", "wrong", "truncated", "empty", "duplicate", "surplus")
+
+
+def select_answers(members: Sequence[ScoredRollout], rules: KeepConfig) -> tuple[list[ScoredRollout], dict[str, int]]:
+    """Return the selected members, those of the highest score first, and the number left out by reason.
+
+    A grader's failure is "ungraded": it is not a wrong answer. Of equal answers the best is selected.
+
+    Raises: DataError for an episode of several turns.
+    """
+    require_single((m.rollout for m in members), "a demonstration (stage sample)")
+    counts = dict.fromkeys(REASONS, 0)
+    candidates: list[ScoredRollout] = []
+    for m in members:
+        reason = _reason_to_drop(m, rules)
+        if reason is None:
+            candidates.append(m)
+        else:
+            counts[reason] += 1
+    # Limits of one answer are applied first; those between answers depend on the order.
+    kept: list[ScoredRollout] = []
+    seen: set[str] = set()
+    for m in sorted(candidates, key=lambda m: -m.verdict.score):
+        text = normalise(m.rollout.text) if rules.distinct == "normalised" else m.rollout.text.strip()
+        if text in seen:
+            counts["duplicate"] += 1
+        elif len(kept) == rules.max_per_prompt:
+            counts["surplus"] += 1
+        else:
+            kept.append(m)
+            seen.add(text)
+    return kept, counts
+
+
+def _reason_to_drop(m: ScoredRollout, rules: KeepConfig) -> str | None:
+    """Return why this answer by itself is dropped; None if it is not."""
+    if m.verdict.is_left_out:
+        return "ungraded"
+    if m.verdict.status != "graded" or m.verdict.score < rules.min_score:
+        return "wrong"
+    if m.rollout.finish_reason == "length" and not rules.truncated:
+        return "truncated"
+    return None if m.rollout.text.strip() else "empty"

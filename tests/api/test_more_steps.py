@@ -16,7 +16,7 @@ from tests.stages.tiny import tiny
 from verizero.pipeline.api.trained import with_more_steps
 from verizero.pipeline.cli import main
 from verizero.pipeline.report.progress import Progress
-from verizero.pipeline.run.info import recipe_folder, recipe_of_run, write_origin
+from verizero.pipeline.run.saving import recipe_folder, recipe_of_run, write_origin
 from verizero.pipeline.run.state import schedule
 from verizero.pipeline.whole_run import train
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from verizero.pipeline.config.sample import KeepConfig
-from verizero.pipeline.data.rejection import REASONS, select_answers
+from verizero.pipeline.stages.sample import REASONS, select_answers
 from verizero.pipeline.types import Rollout, ScoredRollout, Verdict
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.source import code_files, relative
-from verizero.pipeline.host.programs import SAFE_PATH, leave_safe_path, module_command
+from verizero.pipeline.host.child import SAFE_PATH, leave_safe_path, module_command
 
 NAMES = ("flows", "pipeline", "verifiers", "sandbox", "json", "random", "typing", "logging", "prefect", "torch", "yaml")
 
@@ -31,7 +31,7 @@ def test_a_module_is_ours_whatever_the_working_folder_has(folder: Path) -> None:
 
 def test_all_our_modules_are_started_by_that_command() -> None:
     plain = re.compile(r'sys\.executable[^\n]*"-m"')
-    assert [p for p in code_files() if relative(p) != "pipeline/host/programs.py" and plain.search(p.read_text())] == []
+    assert [p for p in code_files() if relative(p) != "pipeline/host/child.py" and plain.search(p.read_text())] == []
 
 
 def test_children_begin_in_one_place() -> None:

@@ -26,7 +26,7 @@ from verizero.pipeline.rl.parts import Parts
 from verizero.pipeline.train import step
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.collate import micros_of
-from verizero.pipeline.train.prepare import Settings, prepare
+from verizero.pipeline.train.step import Settings, prepare
 
 DRIFT = 0.4
 """KTO's mean log-ratio of responses to other prompts."""

@@ -9,7 +9,7 @@ import pytest
 from tests.stages.tiny import tiny
 from verizero.pipeline.config.load import dump
 from verizero.pipeline.errors import RunError
-from verizero.pipeline.run.info import recipe_folder, recipe_of_run, write_origin
+from verizero.pipeline.run.saving import recipe_folder, recipe_of_run, write_origin
 
 
 def test_a_recipes_folder_is_found_again_or_the_file_is_named(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from verizero.pipeline.rl.parts import Parts
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.critic import Critic
 from verizero.pipeline.train.preference import PreferenceRow
-from verizero.pipeline.train.prepare import Settings
 from verizero.pipeline.train.ranks import ALONE
+from verizero.pipeline.train.step import Settings
 from verizero.pipeline.train.torch_trained import TorchTrained
 from verizero.pipeline.train.trained import REFERENCE
 from verizero.pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict

@@ -37,11 +37,10 @@ from verizero.pipeline.preferences.base import load_preference
 from verizero.pipeline.rl.divergences import Objective
 from verizero.pipeline.rollout.torch_engine import TorchEngine
 from verizero.pipeline.train.backend import Backend
-from verizero.pipeline.train.distillation import distill_update
+from verizero.pipeline.train.distillation import ModelTeacher, ReferenceTeacher, distill_update
 from verizero.pipeline.train.preference import PreferenceBatch, PreferenceSettings, preference_update, side_logprobs
 from verizero.pipeline.train.ranks import ALONE, Ranks, join, leave
 from verizero.pipeline.train.step import update
-from verizero.pipeline.train.teachers import ModelTeacher, ReferenceTeacher
 from verizero.pipeline.train.trees import packs_rows
 
 T = TypeVar("T")

@@ -34,10 +34,9 @@ from verizero.pipeline.preferences.base import load_preference
 from verizero.pipeline.registry import names
 from verizero.pipeline.train import trees
 from verizero.pipeline.train.backend import Backend
-from verizero.pipeline.train.distillation import distill_update
+from verizero.pipeline.train.distillation import ModelTeacher, distill_update
 from verizero.pipeline.train.preference import preference_update
 from verizero.pipeline.train.step import update
-from verizero.pipeline.train.teachers import ModelTeacher
 from verizero.pipeline.train.texts import Row, text_gradient
 from verizero.pipeline.types import Group
 

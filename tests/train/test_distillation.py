@@ -23,9 +23,17 @@ from verizero.pipeline.models.forward import logits_at
 from verizero.pipeline.rl.distillation import compare
 from verizero.pipeline.rl.divergences import Objective
 from verizero.pipeline.train.backend import Backend
-from verizero.pipeline.train.distillation import DistillRow, DistillSettings, distill_update
+from verizero.pipeline.train.distillation import (
+    DistillRow,
+    DistillSettings,
+    ModelTeacher,
+    ReferenceTeacher,
+    ServedTeacher,
+    Server,
+    Teacher,
+    distill_update,
+)
 from verizero.pipeline.train.ranks import Ranks
-from verizero.pipeline.train.teachers import ModelTeacher, ReferenceTeacher, ServedTeacher, Server, Teacher
 
 Packing = Literal["auto", "off"]
 OBJECTIVES = [

@@ -17,10 +17,16 @@ from verizero.pipeline.config.sections import OptimizerConfig
 from verizero.pipeline.errors import NonFiniteError
 from verizero.pipeline.rl.divergences import Objective
 from verizero.pipeline.train.backend import Backend
-from verizero.pipeline.train.distillation import Distillation, DistillRow, DistillSettings, distill_update
+from verizero.pipeline.train.distillation import (
+    Distillation,
+    DistillRow,
+    DistillSettings,
+    ModelTeacher,
+    Teacher,
+    distill_update,
+)
 from verizero.pipeline.train.ranks import Ranks
 from verizero.pipeline.train.step import update
-from verizero.pipeline.train.teachers import ModelTeacher, Teacher
 from verizero.pipeline.types import Group
 
 OBJECTIVE = Objective("forward_kl", temperature=0.8)

@@ -24,11 +24,10 @@ from tests.train.batches import (
 )
 from tests.train.episodes import END, episodes_of, wrapped
 from verizero.pipeline.rl.parts import Parts
-from verizero.pipeline.train import prepare as prepare_module
+from verizero.pipeline.train import step
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.collate import collate, micros_at, row_costs
-from verizero.pipeline.train.prepare import Settings, prepare
-from verizero.pipeline.train.step import _policy_gradient, update
+from verizero.pipeline.train.step import Settings, _policy_gradient, prepare, update
 from verizero.pipeline.types import Group, Rollout, TrainBatch
 
 TOKEN: dict[str, Any] = {"advantage": "group_norm", "ratio": "token", "surrogate": "clip"}
@@ -204,7 +203,7 @@ def _poison(backend: Backend, poison: float, patch: pytest.MonkeyPatch) -> None:
             batch, rollout_logprobs=torch.where(batch.response_mask > 0, batch.rollout_logprobs, bad)
         )
 
-    patch.setattr(prepare_module, "collate", collated)
+    patch.setattr(step, "collate", collated)
     if backend.critic is not None:
         values = backend.critic.values
         patch.setattr(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.train.batches import OPTIMIZER, frozen, groups_of, parts_of, policy, settings_of, stale
 from verizero.pipeline.rl.parts import Parts
-from verizero.pipeline.train import prepare
+from verizero.pipeline.train import step
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.step import update
 
@@ -54,8 +54,8 @@ def counted(name: str, **params: Any) -> tuple[dict[str, float], int]:
     parts = parts_of(name, **params)
     backend, groups = begun(parts), groups_of(4, 4, lost=False)
     update(backend, parts, groups, settings_of(parts, TOKENS))
-    batch = prepare.prepare(begun(parts), parts, groups, settings_of(parts, TOKENS)).batch
-    num = len(prepare.micros_of(batch, list(range(16)), TOKENS))
+    batch = step.prepare(begun(parts), parts, groups, settings_of(parts, TOKENS)).batch
+    num = len(step.micros_of(batch, list(range(16)), TOKENS))
     return {which: times / num for which, times in backend.forwards.items()}, num
 
 
@@ -96,17 +96,17 @@ def test_each_forward_is_read(name: str, params: dict[str, Any], wanted: dict[st
 def test_the_first_update_keeps_what_a_pass_before_it_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two epochs, with rows of an older policy: the same metrics and weights, bit for bit."""
     parts = parts_of("grpo", kl_coef=0.05, num_epochs=2)
-    plain, ends = prepare.BatchStart.of, []
+    plain, ends = step.BatchStart.of, []
 
-    def whole(backend: Any, parts: Parts, batch: Any, settings: Any) -> prepare.BatchStart:
+    def whole(backend: Any, parts: Parts, batch: Any, settings: Any) -> step.BatchStart:
         start = plain(backend, parts, batch, settings)
         assert start.first_step is not None
-        old, _ = prepare._logprobs_of(backend, batch, "policy", settings)
+        old, _ = step._logprobs_of(backend, batch, "policy", settings)
         return replace(start, old_logprobs=old, first_step=None)
 
     for early in (False, True):
         if early:
-            monkeypatch.setattr(prepare.BatchStart, "of", whole)
+            monkeypatch.setattr(step.BatchStart, "of", whole)
         backend = begun(parts)
         metrics = update(backend, parts, stale(groups_of(), 2, 1, 2), settings_of(parts, TOKENS))
         assert metrics["updates"] == 2

@@ -46,9 +46,8 @@ from verizero.pipeline.train.collate import (
     rows_of_ranks,
     sizes_of,
 )
-from verizero.pipeline.train.prepare import prepare
 from verizero.pipeline.train.ranks import Ranks
-from verizero.pipeline.train.step import update
+from verizero.pipeline.train.step import prepare, update
 from verizero.pipeline.train.trees import best_paths, ids_of_rows, packed_paths, packs_rows, saved_share
 from verizero.pipeline.types import Group, Path, Run
 

@@ -17,8 +17,7 @@ from verizero.pipeline.data.chat_text import ChatText
 from verizero.pipeline.data.prompts import spread
 from verizero.pipeline.data.render import Renderer
 from verizero.pipeline.errors import DataError
-from verizero.pipeline.run.info import template_of
-from verizero.pipeline.run.saving import TEMPLATE_FILE
+from verizero.pipeline.run.saving import TEMPLATE_FILE, template_of
 from verizero.pipeline.types import Message, Prompt
 
 MARK = re.compile(r"<\|[^<>|\s]{1,40}\|>|<(?:start|end)_of_\w{1,20}>|<\uff5c[^<>\uff5c]{1,40}\uff5c>")

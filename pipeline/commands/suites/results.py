@@ -27,7 +27,7 @@ from verizero.pipeline.report.intervals import rate_interval
 from verizero.pipeline.report.page import build_page
 from verizero.pipeline.report.row_types import EvaluationRow, RolloutRow, to_json
 from verizero.pipeline.report.summary import build_summary
-from verizero.pipeline.run.info import recipe_folder
+from verizero.pipeline.run.saving import recipe_folder
 from verizero.pipeline.scoring.sandbox_setup import close_sandbox, open_sandbox
 from verizero.pipeline.scoring.score import Scorer, bind_verifiers
 from verizero.pipeline.scoring.select import form_groups

@@ -8,7 +8,7 @@ from collections.abc import Generator, Sequence
 import torch
 
 from verizero.pipeline.config.rollout import VllmConfig
-from verizero.pipeline.host.programs import module_command
+from verizero.pipeline.host.child import module_command
 from verizero.pipeline.rollout.server_client import Client, Program, ServerSetup
 from verizero.pipeline.rollout.vllm_arguments import (
     LONGEST_FIELD,
