@@ -91,7 +91,7 @@ def agreement(ours: list[Any], theirs: list[Any]) -> tuple[float, float, float]:
 
 def decode_as_trainer(machine: Machine) -> Iterator[Row]:
     """Compare the log-probs that the engine records with those that the trainer computes for the same tokens."""
-    from verizero.pipeline.loop.parity import logprob_gap
+    from verizero.pipeline.loop.rounds import logprob_gap
     from verizero.pipeline.rollout.engine import Sampling
     from verizero.pipeline.rollout.torch_engine import TorchEngine
     from verizero.pipeline.types import Rollout

@@ -78,7 +78,14 @@ def with_rates(config: RunConfig, num_parameters: int) -> RunConfig:
     for kind in config.kinds():
         section = getattr(config, kind)
         if isinstance(section, StageSection):
-            sections[kind] = _with_rate(section, table_rate(config, section, num_parameters))
+            rate = table_rate(config, section, num_parameters)
+            sections[kind] = section.model_copy(
+                update={
+                    field: getattr(section, field).model_copy(update={"learning_rate": rate})
+                    for field, value in _rates(section)
+                    if value is None
+                }
+            )
     config = config.model_copy(update=sections)
     stages = []
     for stage in config.stages:
@@ -103,10 +110,3 @@ def far_rates(config: RunConfig, num_parameters: int) -> Iterator[tuple[str, str
 def _rates(section: StageSection) -> Iterator[tuple[str, float | None]]:
     for field, optimizer in section.optimizers():
         yield field, optimizer.learning_rate
-
-
-def _with_rate(section: StageSection, rate: float) -> StageSection:
-    missing = [field for field, value in _rates(section) if value is None]
-    return section.model_copy(
-        update={field: getattr(section, field).model_copy(update={"learning_rate": rate}) for field in missing}
-    )

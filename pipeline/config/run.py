@@ -150,7 +150,8 @@ class RunConfig(Section):
                 check_optimizer(f"{stage.kind}.{field}", optimizer.kind, self.train)
         check_quantized(self)
         self._check_references()
-        self._check_ranks()
+        check_launch(self.launch, self.train, self.rollout)
+        check_episodes(self.launch, self.episodes)
 
     def _check_references(self) -> None:
         for stage in self.stages if self.model.dtype == "bfloat16" else ():
@@ -161,10 +162,6 @@ class RunConfig(Section):
                     f"reference.alpha={reference.alpha:g} are mostly smaller than the rounding of bfloat16, so the "
                     "reference would hardly move; set another reference.schedule, or model.dtype: float32"
                 )
-
-    def _check_ranks(self) -> None:
-        check_launch(self.launch, self.train, self.rollout)
-        check_episodes(self.launch, self.episodes)
 
     @property
     def stage_names(self) -> tuple[str, ...]:
@@ -295,9 +292,7 @@ def _recipe_class(plugins: tuple[tuple[str, type[StageSection]], ...]) -> type[R
 
 def check_quantized(recipe: Recipe) -> None:
     """Raise ValueError, with the reason and the remedy, for a recipe that a quantised base does not allow."""
-    if recipe.model.quantize is None:
-        return
-    for reason in _against(recipe):
+    if recipe.model.quantize is not None and (reason := next(_against(recipe), None)) is not None:
         raise ValueError(f"model.quantize={recipe.model.quantize}{reason}")
 
 

@@ -40,11 +40,10 @@ def resolve_parts(config: RunConfig, model: Any = None) -> Parts | None:
     return with_correction(parts, config.rollout, config.model.dtype).resolve(longest)
 
 
-def stage_reference(rounds: RoundsConfig, parts: Parts) -> ReferenceConfig:
+def reference_config(setup: StageSetup) -> ReferenceConfig:
     """Return the schedule of a stage's reference: the recipe's, else the algorithm's."""
-    if rounds.reference is not None:
-        return rounds.reference
-    return ReferenceConfig(schedule=parts.params.schedule if rounds.has_reference else "none")
+    rounds, params = setup.rounds, setup.algorithm.params
+    return rounds.reference or ReferenceConfig(schedule=params.schedule if rounds.has_reference else "none")
 
 
 def check_routing(parts: Parts, model: Any, engine: str, recomputes: bool = False) -> None:

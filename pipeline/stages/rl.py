@@ -12,10 +12,10 @@ from functools import partial
 from verizero.pipeline.config.episodes import longest_response
 from verizero.pipeline.config.rl import RlConfig
 from verizero.pipeline.loop.phases import Generated, Phases, PhaseWrapper
-from verizero.pipeline.loop.rounds import reference_config, run_round
+from verizero.pipeline.loop.rounds import run_round
 from verizero.pipeline.models.strictness import ordered
 from verizero.pipeline.rl.parts import PolicyParams
-from verizero.pipeline.run.algorithm import response_kinds
+from verizero.pipeline.run.algorithm import reference_config, response_kinds
 from verizero.pipeline.run.demonstrations import demonstration_rows
 from verizero.pipeline.run.graders import overlaps_grading
 from verizero.pipeline.run.recorder import Recorder

@@ -16,13 +16,12 @@ from tests.stages.start import ONLY_RL, start
 from tests.stages.tiny import tiny
 from verizero.pipeline.checks.cause import CAUSES
 from verizero.pipeline.checks.run_facts import read
-from verizero.pipeline.loop.diagnosing import EVENT, report_causes
 from verizero.pipeline.report.store import Store
 from verizero.pipeline.report.trackers.base import Trackers
 from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.recorder import Recorder
 from verizero.pipeline.run.state import Item
-from verizero.pipeline.whole_run import finish
+from verizero.pipeline.whole_run import EVENT, finish, report_causes
 
 ROUND_1, ROUND_2 = Item("rl", "rl", "round 1", 1, 15), Item("rl", "rl", "round 2", 2, 15)
 CUT = ["rollout.max_response_tokens=3", "rl.steps_per_round=6", "evaluation.every_rounds=1"]

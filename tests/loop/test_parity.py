@@ -14,7 +14,7 @@ from tests.stages.recorded import CUT, EXPERTS, V32
 from tests.stages.sessions import Heard, display, rows, session_of, train_round
 from tests.stages.tiny import tiny
 from verizero.pipeline.errors import RunError
-from verizero.pipeline.loop.parity import check_parity
+from verizero.pipeline.loop.rounds import check_parity
 from verizero.pipeline.models.lora import Adapted
 from verizero.pipeline.models.quantized import InBits
 from verizero.pipeline.report.progress import Progress

@@ -9,7 +9,7 @@ import torch
 
 from verizero.pipeline.algorithms.base import load_algorithm
 from verizero.pipeline.errors import ConfigError
-from verizero.pipeline.rl.corrections import mismatch_weights, off_policy_keep, training_mask
+from verizero.pipeline.rl.loss import mismatch_weights, off_policy_keep, training_mask
 from verizero.pipeline.rl.parts import PolicyParams
 
 

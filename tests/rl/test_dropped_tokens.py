@@ -16,8 +16,7 @@ from verizero.pipeline import registry
 from verizero.pipeline.algorithms.base import load_algorithm
 from verizero.pipeline.errors import ConfigError, DataError
 from verizero.pipeline.rl.catalog import REJECTIONS
-from verizero.pipeline.rl.corrections import rejection_keep, response_weight
-from verizero.pipeline.rl.loss import LossInputs
+from verizero.pipeline.rl.loss import LossInputs, rejection_keep, response_weight
 
 ICEPOP = {"mismatch_level": "token", "mismatch_action": "mask", "mismatch_floor": 0.8, "mismatch_cap": 1.25}
 DROPS: dict[str, dict[str, Any]] = {

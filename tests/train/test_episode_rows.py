@@ -18,7 +18,7 @@ from tests.train.episodes import END, context, episodes_of, rollout_of
 from tests.train.sampled import MAX, groups_of, model_of
 from verizero.pipeline.data.pairs import PairingConfig, pairs_of
 from verizero.pipeline.errors import DataError, EngineError
-from verizero.pipeline.loop.parity import logprob_gap
+from verizero.pipeline.loop.rounds import logprob_gap
 from verizero.pipeline.rollout.engine import Sampling
 from verizero.pipeline.run.teachers import distill_rows
 from verizero.pipeline.train.backend import Backend
