@@ -37,7 +37,7 @@ from verizero.pipeline.config.load import parse, read_tree
 from verizero.pipeline.config.recipes import OTHER_FOLDERS
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.models.load import quiet
-from verizero.pipeline.models.widths import padded_width
+from verizero.pipeline.models.runs import padded_width
 from verizero.pipeline.preferences.base import load_preference
 from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.run.algorithm import resolve_parts

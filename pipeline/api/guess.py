@@ -11,9 +11,8 @@ from typing import Any, Literal, TypeGuard
 
 from verizero.pipeline.config.data import Column, ColumnMapping, Source, recognised_layouts
 from verizero.pipeline.config.pairs import PairColumns
-from verizero.pipeline.data.choices import choices_of
 from verizero.pipeline.data.prompts import prompt_of
-from verizero.pipeline.data.rows_of_source import pick
+from verizero.pipeline.data.rows_of_source import choices_of, pick
 from verizero.pipeline.data.source_files import is_missing, present
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.host.disk import parse_json

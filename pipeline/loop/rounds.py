@@ -31,7 +31,7 @@ from verizero.pipeline.run.saving import save
 from verizero.pipeline.run.session import Run, Session, StageSetup, Workers
 from verizero.pipeline.run.state import Item, RunState
 from verizero.pipeline.train.backend import Backend
-from verizero.pipeline.train.replay import collate_records, replay_at
+from verizero.pipeline.train.collate import collate_records, replay_at
 from verizero.pipeline.types import Group, Rollout, StepMetrics
 
 OUT_OF_TOKENS = "the budget of {:,} tokens (max_tokens) has no room for another step"

@@ -128,8 +128,7 @@ def _estimated(parts: Parts, x: Rewarded) -> tuple[Tensor, Tensor | None]:
     """Return [B, T] advantages, 0 outside the mask, and the critic's returns if there are any."""
     credit, options = parts.credit, parts.advantage.options
     # Credit by turn replaces the estimator (GAE over turns), or adds the turn's part to what it gives.
-    entry = parts.credit_entry
-    instead = entry is not None and entry.replaces is not None
+    instead = parts.credit_entry.replaces is not None
     function = credit.function if instead else parts.advantage.function
     estimate = function(x, **options, **(credit.options if instead else {}))
     advantages, returns = estimate if isinstance(estimate, tuple) else (estimate, None)

@@ -14,7 +14,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from verizero.pipeline.errors import DataError, NonFiniteError
-from verizero.pipeline.models.widths import padded_width
+from verizero.pipeline.models.runs import padded_width
 from verizero.pipeline.preferences.base import Loss, Losses, PreferenceParams, Responses, Sides
 from verizero.pipeline.train.backend import Backend, WhichModel
 from verizero.pipeline.train.collate import rank_micro_batches, sizes_of

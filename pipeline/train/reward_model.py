@@ -18,10 +18,9 @@ from verizero.pipeline.models.complete import loaded
 from verizero.pipeline.models.load import save_folder
 from verizero.pipeline.models.lora import Adapted, trained_by_saved_name
 from verizero.pipeline.models.proof import packs
-from verizero.pipeline.models.runs import Runs, moved, states
+from verizero.pipeline.models.runs import Runs, moved, padded_width, states
 from verizero.pipeline.models.saved_names import on_meta
 from verizero.pipeline.models.scalar_head import of_one_label, score_of
-from verizero.pipeline.models.widths import padded_width
 from verizero.pipeline.rl.bradley_terry import bradley_terry_loss, calibration_error, pair_accuracy
 from verizero.pipeline.train.collate import micro_batches, padded_ids, sizes_of
 from verizero.pipeline.train.ranks import ALONE

@@ -22,10 +22,9 @@ from verizero.pipeline.rl.parts import Parts
 from verizero.pipeline.rl.selection import Selection, select_tokens
 from verizero.pipeline.seeds import derive, stream
 from verizero.pipeline.train.backend import Backend, WhichModel
-from verizero.pipeline.train.collate import Micro, collate, cut_to, micros_of, minibatches, turn_table
+from verizero.pipeline.train.collate import Micro, collate, cut_to, micros_of, minibatches, replay_of, turn_table
 from verizero.pipeline.train.critic import critic_values_of, value_gradient
 from verizero.pipeline.train.distillation import Distillation
-from verizero.pipeline.train.replay import replay_of
 from verizero.pipeline.train.texts import Row, text_gradient
 from verizero.pipeline.train.trees import ids_of_rows, packed_paths, tree_metrics
 from verizero.pipeline.types import Group, StepMetrics, TrainBatch

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from verizero.pipeline.errors import NonFiniteError
 from verizero.pipeline.models.forward import Targets
-from verizero.pipeline.models.runs import Runs, moved
-from verizero.pipeline.models.widths import padded_width
+from verizero.pipeline.models.runs import Runs, moved, padded_width
 from verizero.pipeline.rl.loss import ptx_loss
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.collate import padded_ids, rank_micro_batches, span_indices

@@ -11,9 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.oracles.varlen import varlen_attn
 from verizero.pipeline.models import kernels, varlen
-from verizero.pipeline.models.runs import Runs
+from verizero.pipeline.models.runs import Runs, packed_width
 from verizero.pipeline.models.varlen import Ends, Piece, gap, kernel_for
-from verizero.pipeline.models.widths import packed_width
 from verizero.pipeline.types import Path, Run
 
 PATHS: tuple[Path, ...] = (

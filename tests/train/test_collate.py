@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.train.batches import groups_of
 from verizero.pipeline.errors import DataError, RunError
-from verizero.pipeline.models.widths import ALIKE
+from verizero.pipeline.models.runs import ALIKE
 from verizero.pipeline.run.rollouts import share_of, sum_of_tallies
 from verizero.pipeline.scoring.score import GradingTally
 from verizero.pipeline.train.collate import (

@@ -29,7 +29,7 @@ from tests.train.test_distillation import OBJECTIVES, rows_of, settings
 from verizero.pipeline.config.sections import TrainConfig
 from verizero.pipeline.models import runs, varlen
 from verizero.pipeline.models.lora import Adapted
-from verizero.pipeline.models.widths import packed_width
+from verizero.pipeline.models.runs import packed_width
 from verizero.pipeline.preferences.base import load_preference
 from verizero.pipeline.registry import names
 from verizero.pipeline.train import trees

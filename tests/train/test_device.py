@@ -21,8 +21,8 @@ from tests.train.batches import (
 )
 from verizero.pipeline.config.sections import TrainConfig
 from verizero.pipeline.errors import ConfigError, RunError
-from verizero.pipeline.models import widths
-from verizero.pipeline.models.widths import forward_width, padded_width
+from verizero.pipeline.models import runs
+from verizero.pipeline.models.runs import forward_width, padded_width
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.collate import collate, micros_of
 from verizero.pipeline.train.device import CUDNN_LAST, WORKSPACE, device_index, existing_device, fixed_order, switched
@@ -181,7 +181,7 @@ def test_wider_rows_train_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     ends, shapes = [], []
     for width in (None, 8):
         if width is not None:
-            monkeypatch.setattr(widths, "forward_width", lambda n, device: -(-n // 8) * 8)
+            monkeypatch.setattr(runs, "forward_width", lambda n, device: -(-n // 8) * 8)
         backend, parts = backend_of(), parts_of(name)
         backend.train_config = TrainConfig(packing="off")
         if parts.critic is not None:

@@ -22,8 +22,7 @@ from verizero.pipeline.loop.rounds import logprob_gap
 from verizero.pipeline.rollout.engine import Sampling
 from verizero.pipeline.run.teachers import distill_rows
 from verizero.pipeline.train.backend import Backend
-from verizero.pipeline.train.collate import collate, rows_of, turn_table
-from verizero.pipeline.train.replay import replay_of
+from verizero.pipeline.train.collate import collate, replay_of, rows_of, turn_table
 from verizero.pipeline.types import Episode, Group, KeptTokens, Rollout, Routing, Turn
 
 

@@ -19,8 +19,7 @@ from verizero.pipeline.errors import ConfigError, DataError
 from verizero.pipeline.rl.loss import Counts, LossInputs, policy_loss
 from verizero.pipeline.rollout.engine import Sampling
 from verizero.pipeline.train.backend import Backend
-from verizero.pipeline.train.collate import collate, rows_of
-from verizero.pipeline.train.replay import replay_of
+from verizero.pipeline.train.collate import collate, replay_of, rows_of
 from verizero.pipeline.train.step import update
 from verizero.pipeline.types import Group, KeptTokens
 

@@ -32,7 +32,7 @@ from tests.train.trees import lone, paths_of, rows_of_tree
 from verizero.pipeline.config.sections import TrainConfig
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models import runs, varlen
-from verizero.pipeline.models.widths import packed_width
+from verizero.pipeline.models.runs import packed_width
 from verizero.pipeline.rl.parts import Parts
 from verizero.pipeline.rollout.engine import Sampling
 from verizero.pipeline.train import trees
