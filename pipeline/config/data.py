@@ -14,14 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import (
-    BaseModel,
-    Field,
-    ValidationInfo,
-    field_validator,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_serializer, model_validator
 
 from verizero.pipeline import registry
 from verizero.pipeline.config.choices import ENVIRONMENT, REWARDS, EnvironmentChoice, VerifierChoice
@@ -120,8 +113,7 @@ class ColumnMapping(Section):
     id: Column | None = Field(Column(column="id"), description="if absent: the file's name and the row's number")
     demonstration: Column | None = Column(column="demonstration")
     conversation: Column | None = Field(
-        None,
-        description="instead of question and demonstration: a conversation, OpenAI's messages or ShareGPT's turns",
+        None, description="instead of question and demonstration: a conversation, OpenAI's messages or ShareGPT's turns"
     )
     tools: Column | None = Field(
         None,

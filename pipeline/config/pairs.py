@@ -88,8 +88,7 @@ class PairingConfig(Section):
 
     per_prompt: int = Field(1, ge=1, description="most pairs of one prompt")
     reuse: bool = Field(
-        False,
-        description="a response may be in several pairs (2203.02155 compares all answers of a prompt)",
+        False, description="a response may be in several pairs (2203.02155 compares all answers of a prompt)"
     )
     min_gap: float = Field(0.5, gt=0, description="least difference between the rewards of a pair's sides")
 
@@ -157,8 +156,7 @@ class PairStage(StageSection):
         (), description="sources of pairs; empty: the stage samples and grades responses, see `sampled`"
     )
     on_wrong_chosen: Literal["keep", "drop"] = Field(
-        "keep",
-        description="of a pair of a file whose chosen side its verifier calls wrong; always counted",
+        "keep", description="of a pair of a file whose chosen side its verifier calls wrong; always counted"
     )
     sampled: SampledPairsConfig = SampledPairsConfig()
     steps: int | None = Field(None, ge=1, description="optimiser steps of each part; exactly one of steps and epochs")

@@ -68,8 +68,7 @@ class ParityConfig(Section):
     """A comparison of the engine's and the trainer's log-probs: of some responses at the start, then of each step's."""
 
     action: Literal["auto", "off", "warn", "correct", "stop"] = Field(
-        "auto",
-        description="if they differ; correct: truncated importance sampling; auto: off for torch in float32",
+        "auto", description="if they differ; correct: truncated importance sampling; auto: off for torch in float32"
     )
     tolerance: float | None = Field(
         None,

@@ -39,9 +39,7 @@ class ServerParams(Section):
         1200, gt=0, description="servers: seconds to wait for one response or one piece of weights"
     )
     health_timeout_s: float = Field(
-        60,
-        gt=0,
-        description="servers: seconds of silence before one's health is checked; the check may take as long",
+        60, gt=0, description="servers: seconds of silence before one's health is checked; the check may take as long"
     )
 
 

@@ -41,12 +41,7 @@ HOW_TO_FIX_GRADERS = (
 
 
 def record_step(
-    workers: Workers,
-    setup: StageSetup,
-    state: RunState,
-    recorder: Recorder,
-    item: Item,
-    batch: Batch,
+    workers: Workers, setup: StageSetup, state: RunState, recorder: Recorder, item: Item, batch: Batch
 ) -> StepRow:
     """Write the metrics of one step and the responses of some groups; return the row of metrics."""
     state.num_prompts_used += len(batch.sampled)

@@ -71,13 +71,7 @@ class Adapted:
     """A policy whose adapters alone take a gradient."""
 
     def __init__(
-        self,
-        model: Any,
-        rank: int,
-        alpha: float,
-        targets: Sequence[str],
-        seed: int,
-        quantize_on: str | None = None,
+        self, model: Any, rank: int, alpha: float, targets: Sequence[str], seed: int, quantize_on: str | None = None
     ) -> None:
         """Put adapters into `model` itself; they start at zero, so that it computes what it did.
 

@@ -45,12 +45,7 @@ def reward_to_go(token_rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
 
 
 def value_loss(
-    values: Tensor,
-    old_values: Tensor,
-    returns: Tensor,
-    response_mask: Tensor,
-    total_tokens: float,
-    clip: float | None,
+    values: Tensor, old_values: Tensor, returns: Tensor, response_mask: Tensor, total_tokens: float, clip: float | None
 ) -> tuple[Tensor, Tensor]:
     """Return this micro-batch's share of the mean over tokens of 0.5 max((V - ret)^2, (V_clipped - ret)^2), and stats.
 

@@ -71,10 +71,7 @@ class LossOutput:
 
 
 def count_denominators(
-    parts: Parts,
-    response_mask: Tensor,
-    truncated: Tensor | None = None,
-    shares: Shares | None = None,
+    parts: Parts, response_mask: Tensor, truncated: Tensor | None = None, shares: Shares | None = None
 ) -> Tensor:
     """Return the counts of one micro-batch, float64 [2] in the order of `Counts`, to be added before any backward.
 

@@ -37,14 +37,7 @@ from vllm.sampling_params import RequestOutputKind
 
 from verizero.pipeline.models.compiled import own_compile_threads
 from verizero.pipeline.models.lora import is_factor
-from verizero.pipeline.rollout.weights import (
-    ADAPTER_NAME,
-    ADAPTER_NUMBER,
-    Named,
-    broadcast,
-    join_group,
-    rendezvous,
-)
+from verizero.pipeline.rollout.weights import ADAPTER_NAME, ADAPTER_NUMBER, Named, broadcast, join_group, rendezvous
 
 T = TypeVar("T")
 TRANSFERS = {"gloo": "verizero_gloo", "nccl": "verizero_nccl"}

@@ -165,13 +165,7 @@ def stage_pairs(
     return by_stage
 
 
-def check_pairs(
-    stage: str,
-    section: PairStage,
-    read: PairsRead,
-    renderer: Renderer,
-    context: int | None,
-) -> None:
+def check_pairs(stage: str, section: PairStage, read: PairsRead, renderer: Renderer, context: int | None) -> None:
     """Leave out pairs past the context. Raise DataError if none is left, or if rows are not of the stage's form."""
     drop_long(read, renderer, context)
     step_end = section.step_end if isinstance(section, RewardModelConfig) else None

@@ -147,13 +147,7 @@ def _sampled_lines(session: Session, item: Item, section: PairsSection, wrap: Ph
         recorder.progress.advance(min(number, start + SAMPLED_AT_ONCE), {"pairs": float(len(lines))})
     metrics["pairs"] = float(len(lines))
     recorder.store.metrics(
-        PairsRow(
-            stage=item.stage,
-            stage_kind=item.kind,
-            round=item.round,
-            metrics=metrics,
-            time=recorder.take_times(),
-        )
+        PairsRow(stage=item.stage, stage_kind=item.kind, round=item.round, metrics=metrics, time=recorder.take_times())
     )
     recorder.say(f"{item.label}: {len(lines)} pairs of {number} prompts answered {how.samples} times each")
     return lines

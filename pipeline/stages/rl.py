@@ -85,12 +85,7 @@ def generate(
 
 
 def verify(
-    run: Run,
-    workers: Workers,
-    setup: StageSetup,
-    recorder: Recorder,
-    prompts: Sequence[Prompt],
-    generated: Generated,
+    run: Run, workers: Workers, setup: StageSetup, recorder: Recorder, prompts: Sequence[Prompt], generated: Generated
 ) -> tuple[list[Group], GradingTally]:
     """Return the groups of all ranks with verdicts and rewards, and counts of what the graders did."""
     size, parts = setup.rounds.group_size, setup.algorithm

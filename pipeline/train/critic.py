@@ -127,12 +127,7 @@ def critic_values_of(critic: Critic, batch: TrainBatch, micros: Sequence[Micro],
 
 
 def value_gradient(
-    critic: Critic,
-    parts: CriticParts,
-    micros: Sequence[Micro],
-    old_values: Tensor,
-    returns: Tensor,
-    ranks: Ranks,
+    critic: Critic, parts: CriticParts, micros: Sequence[Micro], old_values: Tensor, returns: Tensor, ranks: Ranks
 ) -> dict[str, float]:
     """Accumulate the gradient of the value loss over these micro-batches, and return the critic's metrics.
 

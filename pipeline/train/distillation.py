@@ -246,13 +246,7 @@ def _of_stale_rows(rows: Sequence[DistillRow], ids: Tensor) -> tuple[Tensor | No
 
 def _sums(divergences: Tensor, compared: Compared) -> Tensor:
     """Return the sums over the tokens of one micro-batch, in the order of SUMS, without its last three."""
-    columns = (
-        divergences,
-        compared.reverse_kl,
-        compared.entropy,
-        compared.outside,
-        torch.ones_like(compared.entropy),
-    )
+    columns = (divergences, compared.reverse_kl, compared.entropy, compared.outside, torch.ones_like(compared.entropy))
     return torch.stack([c.detach().double().sum().cpu() for c in columns])
 
 
@@ -388,13 +382,7 @@ class ServedTeacher(Teacher):
         """Return ids and log-probs at each response token of one row."""
         ids, start = row
         server = self._server
-        body = {
-            "model": server.model,
-            "prompt": ids,
-            "prompt_logprobs": self._top_k,
-            "max_tokens": 1,
-            "temperature": 0,
-        }
+        body = {"model": server.model, "prompt": ids, "prompt_logprobs": self._top_k, "max_tokens": 1, "temperature": 0}
 
         def read(choice: dict[str, Any]) -> list[dict[str, Any]]:
             entries: list[dict[str, Any]] = choice["prompt_logprobs"]

@@ -240,11 +240,7 @@ class _Summed:
 
 
 def _summed_logprobs(
-    backend: Backend,
-    rows: Sequence[PreferenceRow],
-    micro: _Micro,
-    which: WhichModel,
-    settings: PreferenceSettings,
+    backend: Backend, rows: Sequence[PreferenceRow], micro: _Micro, which: WhichModel, settings: PreferenceSettings
 ) -> _Summed:
     """Return the summed log-probs of a micro-batch.
 

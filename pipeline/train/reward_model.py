@@ -106,10 +106,7 @@ class RewardModel:
         return bool(self.trained.run(lambda model: torch.tensor(packs(model))))
 
     def rewards(
-        self,
-        rows: Sequence[Ids],
-        ends: Sequence[Sequence[int]] | None = None,
-        paths: Sequence[RowPath] | None = None,
+        self, rows: Sequence[Ids], ends: Sequence[Sequence[int]] | None = None, paths: Sequence[RowPath] | None = None
     ) -> Tensor:
         """Return the rewards [N] at those tokens of each row, by default [B] at its last token, with gradient.
 

@@ -320,15 +320,7 @@ def prepare(backend: Backend, parts: Parts, groups: Sequence[Group], settings: S
         ),
     ).to(batch.response_mask.dtype)
     selection = _selection(parts, batch, start, advantages, settings)
-    return Prepared(
-        batch,
-        start,
-        critic_values,
-        advantages,
-        selection,
-        shares=shares,
-        is_tree_refused=is_refused,
-    )
+    return Prepared(batch, start, critic_values, advantages, selection, shares=shares, is_tree_refused=is_refused)
 
 
 def _with_length_penalties(parts: Parts, batch: TrainBatch, shares: Shares | None, settings: Settings) -> TrainBatch:
