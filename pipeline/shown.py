@@ -31,7 +31,7 @@ def visible(text: str) -> str:
     r"""Return the text with each hidden character as its escape, e.g. \x1b."""
     if text.isprintable():
         return text
-    return "".join(c.encode("unicode_escape").decode() if _is_hidden(c) else c for c in text)
+    return "".join(c.encode("unicode_escape").decode() if c not in KEPT and category(c) in HIDDEN else c for c in text)
 
 
 def one_line(text: str) -> str:
@@ -84,19 +84,11 @@ class _VisibleLines(logging.Formatter):
         return visible(super().format(record))
 
 
-def _is_hidden(character: str) -> bool:
-    return character not in KEPT and category(character) in HIDDEN
-
-
 def _code(text: str) -> str:
     if not text:
         return ""
-    ticks = "`" * (1 + _longest_ticks(text))
+    ticks = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
     # A viewer removes a space at both ends, which also keeps ticks of the text from ours.
     has_space_at_both = text[0] == text[-1] == " " and text.strip() != ""
     padding = " " if "`" in (text[0], text[-1]) or has_space_at_both else ""
     return f"{ticks}{padding}{text}{padding}{ticks}"
-
-
-def _longest_ticks(text: str) -> int:
-    return max(map(len, re.findall("`+", text)), default=0)

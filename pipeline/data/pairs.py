@@ -78,20 +78,17 @@ class PairsRead:
     """(row, why)."""
 
 
-def read_pairs(
-    sources: Sequence[PairSource], seed: int, base_dir: Path | str = ".", places: dict[str, str] | None = None
-) -> PairsRead:
+def read_pairs(sources: Sequence[PairSource], seed: int, base_dir: Path | str = ".") -> PairsRead:
     """Return the pairs of all sources. Relative paths start in `base_dir`, the recipe's folder.
 
-    Rows with an empty side or with equal ones are left out, counted and named. `places` is told the place of each
-    pair's row by its id, e.g. "pairs.jsonl line 3".
+    Rows with an empty side or with equal ones are left out, counted and named.
     Raises: DataError naming the file, line, column and remedy for a row that is not of this form (see `on_bad_row`), or
     a source of which nothing is left.
     """
     result = PairsRead()
     for source in sources:
         counts = SourceCounts(source.label, what="pairs")
-        chosen = taken(_usable_pairs(source, Path(base_dir), counts, places), source, seed)
+        chosen = taken(_usable_pairs(source, Path(base_dir), counts), source, seed)
         result.left_out += counts.left_out
         if not chosen:
             raise DataError(f"no row of {source.label} is left: {counts}; give pairs whose sides differ")
@@ -172,19 +169,15 @@ def _reward(member: ScoredRollout) -> float:
     return member.reward
 
 
-def _usable_pairs(
-    source: PairSource, base_dir: Path, counts: SourceCounts, places: dict[str, str] | None
-) -> Iterator[Pair]:
-    """Yield the good pairs of a source, and note the places of their rows."""
+def _usable_pairs(source: PairSource, base_dir: Path, counts: SourceCounts) -> Iterator[Pair]:
+    """Yield the good pairs of a source."""
     usable = good_rows(rows_of(source, base_dir), counts, source.on_bad_row, partial(_pair, source=source))
     for place, row, pair in usable:
         problem = _reason_to_drop(pair)
         if problem is not None:
             counts.leave_out(problem, place, row, problem)
-            continue
-        if places is not None:
-            places[pair.id] = place
-        yield pair
+        else:
+            yield pair
 
 
 def _reason_to_drop(pair: Pair) -> str | None:

@@ -87,7 +87,7 @@ def roll_back(session: Session, item: Item, signs: Sequence[Sign], checkpoint_fo
     restore_in_flight(session.workers, session.setup, state)
     config = session.setup.config
     if state.rl_step > state.stage.first_rl_step:  # else the stage starts again, and its optimiser with it
-        backend.set_optimizer(session.setup.rounds.optimizer)
+        backend.policy.change(session.setup.rounds.optimizer)
     rate = session.setup.rounds.optimizer.rate
     changes = {"rl.optimizer.learning_rate": rate}
     alarm(session, item, signs, {"step": step, "to_step": state.rl_step, "roll_backs": times, "knob": changes})

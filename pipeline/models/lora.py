@@ -27,10 +27,9 @@ from verizero.pipeline.models.adapted_layers import (
     total,
     without_config,
 )
-from verizero.pipeline.models.fingerprint import fingerprint, hashed
 from verizero.pipeline.models.load import absent, frozen_copy
 from verizero.pipeline.models.quantized import InBits, dense, sharing
-from verizero.pipeline.models.saved_names import as_saved, filled, pieces, without_memory
+from verizero.pipeline.models.saved_names import as_saved, filled, fingerprint, hashed, pieces, without_memory
 
 FOLDER = "adapter"
 WEIGHTS = "adapter_model.safetensors"

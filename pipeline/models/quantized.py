@@ -16,9 +16,9 @@ from torch import Tensor
 
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.host.heap import trim_heap
-from verizero.pipeline.models.fingerprint import sum_of_bits
 from verizero.pipeline.models.load import absent
 from verizero.pipeline.models.routing import num_experts
+from verizero.pipeline.models.saved_names import sum_of_bits
 from verizero.pipeline.models.streamed import weights_of
 
 NF4_BITS = 4 + 8 / 64 + 32 / (64 * 256)

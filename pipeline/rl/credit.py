@@ -87,7 +87,7 @@ def _joined(inputs: AdvantageInputs, turn_ids: Tensor, layout: EpisodeLayout) ->
     by_token = {"old_logprobs", "ref_logprobs", "values", "score_norms"}
     by_row = {"rewards", "group_ids", "greedy_rewards", "reward_components"}
     change = {name: layout.joined(x) for name in by_token if (x := getattr(inputs, name)) is not None}
-    change |= {name: layout.of_episodes(x) for name in by_row if (x := getattr(inputs, name)) is not None}
+    change |= {name: x[layout.last_row] for name in by_row if (x := getattr(inputs, name)) is not None}
     return replace(
         inputs, **change, response_mask=layout.mask, episode_ids=None, turn_ids=layout.joined(turn_ids.clamp(min=0))
     )

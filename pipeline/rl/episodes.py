@@ -39,10 +39,6 @@ class EpisodeLayout:
         out[self.rows, self.columns] = x[self.mask]
         return out
 
-    def of_episodes(self, x: Tensor) -> Tensor:
-        """Return [E, ...]: x [B, ...] of the row in which each episode ends."""
-        return x[self.last_row]
-
 
 def episode_layout(episode_ids: Tensor, turn_ids: Tensor, mask: Tensor) -> EpisodeLayout:
     """Return the layout of rows with episode ids [B], turn ids [B, T] and a mask [B, T] of trained tokens.

@@ -151,7 +151,10 @@ def checkpoint_before_changes(
     from_model = f", or start a new run from the model of this one (--set name=… --set model.path={model})"
     new_run = from_model if model else ""
     is_same = after is not None and (before.name, before.kind) == (after.name, after.kind) and before.name in ends
-    changed = _changed_fields(before, after) if after is not None and is_same else set[str]()
+    changed: set[str] = set()
+    if after is not None and is_same:
+        names = before.fields.keys() | after.fields.keys()
+        changed = {name for name in names if before.fields.get(name) != after.fields.get(name)}
     code = set(filter(is_code, changed))
     has_trained = bool(state.num_done or state.step)  # else start again: the first evaluation used the old code
     if has_trained and index == len(started) - 1 and changed & {f"{before.kind}.{name}" for name in LENGTHS}:
@@ -195,11 +198,6 @@ def checkpoint_before_changes(
         f"{folder} was started with another recipe or other data: {why}; there is no stage before {before.name} to "
         f"resume from. {remedy}{new_run}, or start from the beginning (--set name=…)"
     )
-
-
-def _changed_fields(before: Fingerprint, after: Fingerprint) -> set[str]:
-    """Return the names of the fields that differ."""
-    return {n for n in before.fields.keys() | after.fields.keys() if before.fields.get(n) != after.fields.get(n)}
 
 
 def _whole(names: list[str], ends: dict[str, Path], progress: Progress) -> list[str]:

@@ -83,10 +83,11 @@ def prepare_data(
     if places is not None:
         for part, prompts in (("train", train), ("evaluation", evaluation), ("demonstrations", shown)):
             places |= {id(p): by_id[part][p.id] for p in prompts}
-    text = {
-        stage: stage_text(section, config, base_dir, notes)
-        for stage, section in config.sections_of(PretrainConfig).items()
-    }
+    text: dict[str, list[str]] = {}
+    for stage, pretrain in config.sections_of(PretrainConfig).items():
+        of_files, skipped = read_texts(pretrain.text, base_dir)
+        notes += skipped
+        text[stage] = of_files or load_text(data.train, seed, pretrain.num_lines)
     renderer = Renderer(tokenizer, data.template)
     room = prompt_room(config, context)
     longest = None if room is None else 0
@@ -106,13 +107,6 @@ def prepare_data(
         write_rows(folder / "data" / "train.jsonl", train)
         write_rows(folder / "data" / "evaluation.jsonl", evaluation)
     return RunData(train, evaluation, shown, text, renderer, tuple(notes), pairs, tuple(left_out), longest)
-
-
-def stage_text(section: PretrainConfig, config: RunConfig, base_dir: Path, notes: list[str]) -> list[str]:
-    """Return the texts of a pre-training stage: its files, else lines of the generators. Skips are added to `notes`."""
-    text, skipped = read_texts(section.text, base_dir)
-    notes += skipped
-    return text or load_text(config.data.train, config.seed, section.num_lines)
 
 
 def prompt_room(config: RunConfig, context: int | None) -> int | None:

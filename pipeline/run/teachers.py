@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from verizero.pipeline.config.rl import RlConfig
@@ -119,15 +118,12 @@ def _made(
     if teacher.url is not None and teacher.model is not None:
         limits = teacher.model_dump(include={"api_key_variable", "timeout_s", "retries", "parallel"})
         return ServedTeacher(Server(teacher.url, teacher.model, **limits), top_k, backend.model.config.vocab_size)
-    path = teacher.path or str(_policy_of(run, state, teacher.stage or ""))
+    path = teacher.path
+    if path is None:  # the policy that a stage left
+        end = checkpoint.path_of(run.folder / "checkpoints", state.stage_ends[teacher.stage or ""])
+        checkpoint.require(end)
+        path = str(end / "model")
     return ModelTeacher(load_model(path, config.model.dtype, str(backend.model.device)))
-
-
-def _policy_of(run: Run, state: RunState, stage: str) -> Path:
-    """Return the folder of the policy that a stage left. Raise CheckpointError if its checkpoint is damaged."""
-    end = run.folder / "checkpoints" / f"{state.stage_ends[stage]:08d}"
-    checkpoint.require(end)
-    return end / "model"
 
 
 PromptOfMember = Callable[[int], Prompt | None]

@@ -39,7 +39,12 @@ def open_sandbox(
     languages.discard(SESSION)
     if not languages:
         return None
-    return _services(settings, languages, say) if settings.urls else _this_machine(languages)
+    if settings.urls:
+        return _services(settings, languages, say)
+    for language in languages:
+        require_tool(language)
+    isolation = sandbox.default_pool().isolation
+    return {"level": isolation.level, "stands": dict(isolation.stands), "notes": dict(isolation.notes)}
 
 
 def use_sandbox(config: SandboxConfig) -> SandboxSettings:
@@ -67,13 +72,6 @@ def settings_of(config: SandboxConfig) -> SandboxSettings:
     limits = sandbox.Limits(**config.limits)  # type: ignore[arg-type]
     urls = tuple(url.rstrip("/") for url in config.urls)
     return SandboxSettings(limits, config.workers, config.min_level, urls, token, packages=config.packages)
-
-
-def _this_machine(languages: Iterable[str]) -> dict[str, Any]:
-    for language in languages:
-        require_tool(language)
-    isolation = sandbox.default_pool().isolation
-    return {"level": isolation.level, "stands": dict(isolation.stands), "notes": dict(isolation.notes)}
 
 
 def _services(settings: SandboxSettings, languages: set[str], say: Callable[[str], None]) -> dict[str, Any]:

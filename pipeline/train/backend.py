@@ -118,13 +118,6 @@ class Backend:
         self.reference = self.critic = None
         self.policy.start(optimizer, total_steps)
 
-    def set_optimizer(self, optimizer: OptimizerConfig) -> None:
-        """Change learning rate, clipping and so on within a stage; schedule and moments stay.
-
-        Raises: Unsupported with DeepSpeed.
-        """
-        self.policy.change(optimizer)
-
     def start_critic(self, shared: bool, optimizer: OptimizerConfig, total_steps: int) -> None:
         """Make an untrained critic: a head on the policy's backbone if `shared`, else on a copy of it.
 

@@ -300,7 +300,9 @@ def _library(device: torch.device) -> Any:
     # torch has renamed its collectives and warns at each: these would be the last lines of a rank that died
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
     if not torch.cuda.is_available():
-        forbid_shared_memory(deepspeed)
+        # Else it compiles a shared-memory all-reduce for the CPU, which takes a minute; gloo does without. Neither its
+        # configuration nor an environment variable forbids it: it asks this table alone.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     join_alone(str(device))
     deepspeed.init_distributed(verbose=False)
     return deepspeed
@@ -343,11 +345,3 @@ def zero_stored_gradients(optimizer: Any) -> None:
         gradients += [group.grad for group in getattr(optimizer, name, ()) if group.grad is not None]
     for gradient in gradients:
         gradient.zero_()
-
-
-def forbid_shared_memory(deepspeed: Any) -> None:
-    """Keep DeepSpeed from compiling a shared-memory all-reduce for the CPU, which takes a minute; gloo does without.
-
-    Neither its configuration nor an environment variable forbids it: it asks this table alone.
-    """
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

@@ -24,11 +24,10 @@ from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
 from verizero.pipeline.errors import CheckpointError, ConfigError, boundary
 from verizero.pipeline.models.adapted_layers import plain_name
 from verizero.pipeline.models.compiled import Compiling, compile_blocks
-from verizero.pipeline.models.fingerprint import hashed, sum_of_bits
 from verizero.pipeline.models.load import blocks_of, recompute_activations
 from verizero.pipeline.models.lora import Adapted, is_factor
 from verizero.pipeline.models.quantized import divisible, with_rest
-from verizero.pipeline.models.saved_names import as_saved, on_meta, pieces, without_memory
+from verizero.pipeline.models.saved_names import as_saved, hashed, on_meta, pieces, sum_of_bits, without_memory
 from verizero.pipeline.models.scalar_head import Head, of_one_label
 from verizero.pipeline.models.streamed import Files, Streamed, weights_of
 from verizero.pipeline.train.checkpoint import FinishWriting

@@ -14,10 +14,10 @@ import transformers
 from tests.models.families import SLOW, build, tiny
 from tests.train.sampled import MODELS
 from verizero.pipeline.errors import CheckpointError, ConfigError
-from verizero.pipeline.models.fingerprint import fingerprint
 from verizero.pipeline.models.load import absent
 from verizero.pipeline.models.lora import Adapted, trained_by_saved_name
 from verizero.pipeline.models.routing import recording, replaying, unreplayable
+from verizero.pipeline.models.saved_names import fingerprint
 from verizero.pipeline.models.streamed import model_on_meta
 
 IDS = torch.tensor([[3, 4, 5, 6, 7, 8]])

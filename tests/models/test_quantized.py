@@ -16,7 +16,6 @@ from tests.stages.tiny import tiny as tiny_recipe
 from tests.train.live_rank import Live
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models.decoder.decoder import ON_CPU, ON_GPU, Decoder
-from verizero.pipeline.models.fingerprint import fingerprint
 from verizero.pipeline.models.load import load_model
 from verizero.pipeline.models.lora import Adapted, is_factor
 from verizero.pipeline.models.quantized import (
@@ -26,6 +25,7 @@ from verizero.pipeline.models.quantized import (
     is_quantized,
     num_weights,
 )
+from verizero.pipeline.models.saved_names import fingerprint
 from verizero.pipeline.rollout.engine import Request, Sampling
 from verizero.pipeline.rollout.hf_decoder import HfDecoder
 from verizero.pipeline.rollout.torch_engine import TorchEngine

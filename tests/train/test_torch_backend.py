@@ -165,7 +165,7 @@ def test_a_backend_without_stage_or_reference_comes_back_without(trainer: str, t
     backend.discard()
     backend.start(OptimizerConfig(learning_rate=0.2), 4)
     assert learned(backend) == 0.2
-    backend.set_optimizer(OptimizerConfig(learning_rate=0.3))
+    backend.policy.change(OptimizerConfig(learning_rate=0.3))
     assert learned(backend) == 0.3
     assert backend.num_updates == 2
 
