@@ -90,6 +90,8 @@ def test_any_text_of_marks_is_shown_as_it_is(text: str) -> None:
 class _Policy:
     """A served model that answers with one text."""
 
+    can_continue = True
+
     def __init__(self, text: str) -> None:
         self.text = text
 
