@@ -27,7 +27,6 @@ from verizero.pipeline.shown import in_markdown
 
 OWN_RECIPES = "VERIZERO_RECIPES"
 """Variable with the user's folder of recipes."""
-
 NUMBERS = (int, float, int | None, float | None)
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -35,7 +35,7 @@ from verizero.pipeline.host.child import (
 )
 from verizero.pipeline.host.disk import require_plain
 from verizero.pipeline.host.network import LOOPBACK, free_port
-from verizero.pipeline.report.ended import ended_by, has_ended, record_failure
+from verizero.pipeline.report.ended import end_reason, ended_by, record_failure
 from verizero.pipeline.shown import show
 from verizero.pipeline.train.deadline import SPARE_S, WATCH
 
@@ -78,7 +78,7 @@ def launch(
     except BaseException as exc:
         if launcher is not None:
             launcher.end()  # a rank that can still write says first how the run ended
-        if not has_ended(folder):
+        if end_reason(folder) is None:
             record_failure(folder, ended_by(exc, ""))
         raise
     finally:

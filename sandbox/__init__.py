@@ -12,23 +12,6 @@ from verizero.sandbox.results import Limits, Mode, RunResult, Status, TestResult
 from verizero.sandbox.session import CallResult, Session
 
 __all__ = [
-    "TOOLS",
-    "WALLS",
-    "CallResult",
-    "Isolation",
-    "Limits",
-    "Mode",
-    "Pool",
-    "RunResult",
-    "Session",
-    "Status",
-    "TestResult",
-    "Trial",
-    "available",
-    "configure",
-    "default_pool",
-    "execute",
-    "probe",
-    "run",
-    "run_many",
-]
+    "TOOLS", "WALLS", "CallResult", "Isolation", "Limits", "Mode", "Pool", "RunResult", "Session", "Status",
+    "TestResult", "Trial", "available", "configure", "default_pool", "execute", "probe", "run", "run_many",
+]  # fmt: skip

@@ -248,8 +248,7 @@ class _BuiltProgram:
 
         Without namespaces a program can kill itself, and does so each time: then the last kill counts.
         """
-        was_killed = os.WIFSIGNALED(result.exit.status) and os.WTERMSIG(result.exit.status) == signal.SIGKILL
-        if was_killed and result.limit_reached(self.limits) is None:
+        if result.limit_reached(self.limits) is None and result.was_killed():
             self.kills += 1
             if level >= WITH_NAMESPACES or self.kills <= _MAX_KILLS:
                 raise WorkerDied("the program was killed from outside")

@@ -176,13 +176,9 @@ class Pool:
             if self._keeper is None:
                 assert self._interpreter is not None
                 self._keeper = keepers.start(
-                    self._interpreter, self._walls, next(_NUMBERS), self.tools, self._package_paths, self.min_level,
+                    self._interpreter, self._walls, next(_NUMBERS), self.tools, self._installed.paths, self.min_level,
                 )  # fmt: skip
             return self._keeper
-
-    @property
-    def _package_paths(self) -> tuple[str, ...]:
-        return self._installed.paths
 
     @property
     def modules(self) -> frozenset[str]:
@@ -266,7 +262,7 @@ class Pool:
     def _start_with_any_walls(self, interpreter: str) -> tuple[Worker, Isolation]:
         while True:
             try:
-                worker = process.start(interpreter, self._walls, next(_NUMBERS), self.tools, self._package_paths)
+                worker = process.start(interpreter, self._walls, next(_NUMBERS), self.tools, self._installed.paths)
                 return worker, examine(worker, self._refused)
             except process.WallRefused as exc:
                 self._walls -= {exc.wall}
@@ -280,7 +276,7 @@ class Pool:
         assert self._interpreter is not None
         assert self._isolation is not None
         try:
-            worker = process.start(self._interpreter, self._walls, next(_NUMBERS), self.tools, self._package_paths)
+            worker = process.start(self._interpreter, self._walls, next(_NUMBERS), self.tools, self._installed.paths)
         except process.WallRefused as exc:
             raise WorkerDied(str(exc) or type(exc).__name__) from exc
         isolation = examine(worker, self._refused)

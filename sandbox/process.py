@@ -229,16 +229,8 @@ def _end_session(leader: int) -> None:
 
 def order(kind: int, limits: Limits, tests: int = 1) -> frames.Order:
     """Return the order to run `tests` tests in one process under the limits of one test."""
-    return frames.Order(
-        kind,
-        limits.wall_s,
-        limits.cpu_s,
-        limits.memory_mib,
-        limits.output_kib,
-        limits.disk_mib,
-        limits.processes,
-        tests,
-    )
+    seconds, sizes = (limits.wall_s, limits.cpu_s), (limits.memory_mib, limits.output_kib, limits.disk_mib)
+    return frames.Order(kind, *seconds, *sizes, limits.processes, tests)
 
 
 def tail(err: bytes, max_characters: int = ERROR_CHARACTERS) -> str:

@@ -14,12 +14,8 @@ Status = Literal[
     "passed", "wrong_answer", "runtime_error", "timeout", "cpu_limit", "memory_limit", "output_limit", "bad_output",
     "bad_test", "sandbox_error",
 ]  # fmt: skip
-
-
 WITH_NAMESPACES = 3
 """Isolation level at which each run has namespaces of its own."""
-
-
 MOST: Mapping[str, int] = {
     "wall_s": 7200, "cpu_s": 3600, "memory_mib": 1_000_000, "output_kib": 1_000_000, "disk_mib": 1_000_000,
     "processes": 32_768, "max_tests": 65_535,

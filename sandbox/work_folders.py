@@ -1,4 +1,4 @@
-"""Folders of workers. They are locked while the caller lives; those of killed callers are removed later."""
+"""Folders of workers and agents. They are locked while the caller lives; those of killed callers are removed later."""
 
 from __future__ import annotations
 

@@ -33,7 +33,6 @@ ALONE = {
     "kn": "kannada", "ml": "malayalam", "th": "thai", "ko": "hangul", "ja": "kana", "zh": "han",
 }  # fmt: skip
 """Languages that have a script of their own."""
-
 SMALL_WORDS: dict[str, dict[str, str]] = {
     "latin": {
         "en": "the of and to in is that it for was with as on be at by this are from have not you which or"

@@ -38,7 +38,6 @@ AT_ONCE = 32
 """Calls of an async function that wait at the same time."""
 TOTALS = ("score", "reward", "rewards")
 """Keys of a returned dict that hold the reward; its other numbers are parts, which are shown."""
-
 PLAIN: dict[str, Callable[[Attempt], Any]] = {
     "completion": lambda a: a.response,
     "response": lambda a: a.response,

@@ -42,7 +42,6 @@ MAX_PRINTED = 16384
 DUMP_S = 2.0
 """Seconds for a process to write its stack before it is killed."""
 FRAME = re.compile(r'^  File "(.*)", line (\d+)', re.MULTILINE)
-
 is_inside = False
 """True in such a process, where no further process is needed."""
 

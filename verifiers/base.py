@@ -29,23 +29,9 @@ from verizero.verifiers._steps import checked_steps
 from verizero.verifiers.answer import Answer, after_thinking, final_answer, last_box, last_tag, one_answer
 
 __all__ = [
-    "TIME_S",
-    "Answer",
-    "Attempt",
-    "BoundVerifier",
-    "Verdict",
-    "Verifier",
-    "VerifierParams",
-    "after_thinking",
-    "final_answer",
-    "last_box",
-    "last_tag",
-    "load",
-    "one_answer",
-    "verifier",
-]
-
-
+    "TIME_S", "Answer", "Attempt", "BoundVerifier", "Verdict", "Verifier", "VerifierParams", "after_thinking",
+    "final_answer", "last_box", "last_tag", "load", "one_answer", "verifier",
+]  # fmt: skip
 TIME_S = _verifier_process.TIME_S
 BASE = "base"
 """Key in pydantic's validation context: the folder that relative paths start from, or None."""

@@ -84,14 +84,5 @@ def _summed(own: Mapping[str, Verdict], params: RewardsParams) -> Verdict:
     whole = verdict_of(sum(params.weights.get(name, 1.0) * value for name, value in values.items()), params.success)
     shown = "; ".join(f"{name} {value:g}" for name, value in values.items())
     extracted = next((v.extracted for v in own.values() if v.extracted is not None), None)
-    return Verdict(
-        whole.status,
-        whole.score,
-        f"{whole.reason}: {shown}"[:300],
-        extracted,
-        seconds,
-        whole.reward,
-        whole.right,
-        tuple(values.items()),
-        steps,
-    )
+    reason, parts = f"{whole.reason}: {shown}"[:300], tuple(values.items())
+    return Verdict(whole.status, whole.score, reason, extracted, seconds, whole.reward, whole.right, parts, steps)

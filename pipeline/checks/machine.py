@@ -56,14 +56,8 @@ def examine(config: RunConfig | None = None, base: Path | None = None) -> Machin
     needed = needs(config, base or Path.cwd()) if config is not None else frozenset[str]()
     level = config.sandbox.min_level if config is not None else 2
     packages = (*map(_package, CORE), *(_package(name, TRAIN_EXTRA) for name in FOR_TRAINING))
-    checks = (
-        Checked("python", True, platform.python_version()),
-        *packages,
-        _prefect_server(),
-        *_devices(),
-        *sandbox_checks(level),
-        *_extras(),
-    )
+    python = Checked("python", True, platform.python_version())
+    checks = (python, *packages, _prefect_server(), *_devices(), *sandbox_checks(level), *_extras())
     return Machine(checks, REQUIRED | needed)
 
 

@@ -56,16 +56,8 @@ def chart_of(run: RunFacts, metric: str) -> Chart | None:
     points = rl or [(row.step, row.metrics[metric]) for _, row in run.imitation if metric in row.metrics]
     if not points:
         return None
-    return thin(
-        Chart(
-            name=metric,
-            title=metric,
-            caption="",
-            x=tuple(float(step) for step, _ in points),
-            series=(Series(metric, tuple(value for _, value in points)),),
-            x_label="RL step" if rl else "SFT step",
-        )
-    )
+    x, curve = tuple(float(step) for step, _ in points), Series(metric, tuple(value for _, value in points))
+    return thin(Chart(metric, metric, "", x, (curve,), x_label="RL step" if rl else "SFT step"))
 
 
 def write_page(diagnosis: Diagnosis, path: Path) -> Path:

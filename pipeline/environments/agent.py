@@ -7,16 +7,12 @@ the key in the variables that clients of chat completions read. It ends by itsel
 
 from __future__ import annotations
 
-import fcntl
 import os
 import queue
-import shutil
 import signal
 import subprocess
-import tempfile
 import threading
 import time
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +25,7 @@ from verizero.pipeline.environments.gateway.server import MODEL, Exchange, Gatew
 from verizero.pipeline.errors import EnvironmentFailed
 from verizero.pipeline.host import child
 from verizero.pipeline.types import Message, Prompt, Verdict
+from verizero.sandbox import work_folders
 
 EXAMPLE = Prompt("agent/1", "1+1=", "exact", "2")
 POLL_S = 0.01
@@ -73,6 +70,7 @@ class Agent:
         self._exchange: Exchange | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: Path | None = None
+        self._lock = -1
         self._pending: Pending | None = None
         self._turn = 0
         self._tokens = (0, 0, False)
@@ -80,7 +78,9 @@ class Agent:
     def start(self) -> Start:
         """Start the program, and wait for its first request. Raises: EnvironmentFailed if it ends without one."""
         self._exchange = shared_gateway().open()
-        self._folder = new_folder()
+        home, self._lock = work_folders.make()
+        self._folder = Path(home)
+        self._folder.chmod(0o700)  # the task is for this user alone
         (self._folder / "work").mkdir()
         (self._folder / "work" / "task.txt").write_text(self.prompt.asked, encoding="utf-8")
         self._process = self._spawn(self._exchange, self._folder)
@@ -123,7 +123,7 @@ class Agent:
             shared_gateway().forget(exchange)
         folder, self._folder = self._folder, None
         if folder is not None:
-            remove_folder(folder)
+            work_folders.remove(str(folder), self._lock)
 
     def _spawn(self, exchange: Exchange, folder: Path) -> subprocess.Popen[bytes]:
         variables = {name: os.environ[name] for name in self.params.keep if name in os.environ}
@@ -216,53 +216,3 @@ def shared_gateway() -> Gateway:
         if not _GATEWAY:
             _GATEWAY.append(Gateway())
         return _GATEWAY[0]
-
-
-PREFIX = "verizero-agents-"
-_LOCKED: dict[int, tuple[int, Path]] = {}
-"""Process id -> (descriptor of the locked parent folder, the folder). A forked process has another id, so no entry."""
-
-
-def new_folder() -> Path:
-    """Return a new empty folder. The first call of a process removes the folders of dead processes."""
-    with _LOCK:
-        locked = _LOCKED.get(os.getpid())
-        if locked is None:
-            temporary = Path(tempfile.gettempdir())
-            _remove_left(temporary)
-            locked = _LOCKED[os.getpid()] = _locked_folder(temporary)
-        return Path(tempfile.mkdtemp(dir=locked[1]))
-
-
-def remove_folder(folder: Path) -> None:
-    """Remove a folder of this process with all its files."""
-    shutil.rmtree(folder, ignore_errors=True)
-    with _LOCK, suppress(OSError):
-        locked = _LOCKED.get(os.getpid())
-        if locked is not None and locked[1] == folder.parent:
-            os.rmdir(locked[1])  # fails while another folder is in it
-            os.close(_LOCKED.pop(os.getpid())[0])
-
-
-def _remove_left(parent: Path) -> None:
-    """Remove the folders in `parent` of processes that have ended. Those of other users stay."""
-    for folder in parent.glob(f"{PREFIX}*"):
-        with suppress(OSError):
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its process lives
-                shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(descriptor)
-
-
-def _locked_folder(parent: Path) -> tuple[int, Path]:
-    while True:
-        folder = Path(tempfile.mkdtemp(dir=parent, prefix=PREFIX))
-        with suppress(FileNotFoundError):
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            # Before the lock, another process may have removed the new folder as that of a dead process.
-            if folder.is_dir():
-                return descriptor, folder
-            os.close(descriptor)

@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import Field, ValidationInfo, field_validator
 
 from verizero.pipeline.environments import agent
-from verizero.pipeline.environments.base import BASE, EnvironmentParams, Reply, RewardRange, Start, verdict_of
+from verizero.pipeline.environments.base import BASE, EnvironmentParams, Reply, RewardRange, verdict_of
 from verizero.pipeline.errors import DataError, EnvironmentFailed
 from verizero.pipeline.types import Message, Prompt
 
@@ -59,40 +59,31 @@ class Params(EnvironmentParams):
         return interpreter(value, (info.context or {}).get(BASE))
 
 
-class PackageEpisode:
-    """One task, played by the library. Each of its requests is a turn of the policy."""
+class PackageEpisode(agent.Agent):
+    """One task, played by the library in a program that runs as an agent does. Each of its requests is a turn."""
 
-    def __init__(self, params: Params, program: agent.Agent) -> None:
-        """`program`: the runner, as an agent."""
-        self.params, self._program = params, program
+    takes_unread = False
 
-    def start(self) -> Start:
-        """Start the program, and wait for its first request."""
-        return self._program.start()
-
-    def count_tokens(self, prompt_tokens: int, sampled_tokens: int, was_cut: bool) -> None:
-        """Pass on the size of the turn."""
-        self._program.count_tokens(prompt_tokens, sampled_tokens, was_cut)
+    def __init__(self, params: Params, program: agent.Params, prompt: Prompt, seeds: tuple[int, int]) -> None:
+        """`program`: the runner's."""
+        super().__init__(program, prompt, seeds)
+        self.package, self.reward_range = params.package, params.reward_range
 
     def step(self, message: Message) -> Reply:
         """Answer the program's request, and wait for its next one or for its end."""
-        reply = self._program.step(message)
+        reply = super().step(message)
         if not reply.done:
             return reply
         if reply.outcome is not None:  # the program is the library's, so its failure is not the policy's
-            raise EnvironmentFailed(f"{self.params.package}: {reply.outcome.reason}")
+            raise EnvironmentFailed(f"{self.package}: {reply.outcome.reason}")
         try:
             result = json.loads(reply.answer or "")
             errors, reward = result["errors"], float(result["reward"])
         except (ValueError, LookupError, TypeError) as exc:
-            raise EnvironmentFailed(f"{self.params.package} left no result: {exc}") from exc
+            raise EnvironmentFailed(f"{self.package} left no result: {exc}") from exc
         if errors or not result.get("ok"):
-            raise EnvironmentFailed(f"{self.params.package}: {'; '.join(errors) or 'the episode is not ok'}")
-        return Reply(done=True, outcome=verdict_of(reward, self.params.reward_range, result.get("stop") or ""))
-
-    def close(self) -> None:
-        """End the program and all that it started."""
-        self._program.close()
+            raise EnvironmentFailed(f"{self.package}: {'; '.join(errors) or 'the episode is not ok'}")
+        return Reply(done=True, outcome=verdict_of(reward, self.reward_range, result.get("stop") or ""))
 
 
 def environment(params: Params, prompt: Prompt, task_seed: int, sample_seed: int) -> PackageEpisode:
@@ -100,13 +91,7 @@ def environment(params: Params, prompt: Prompt, task_seed: int, sample_seed: int
     index = prompt.reference
     if isinstance(index, bool) or not str(index).isdecimal():
         raise DataError(f"answer: expected the number of a task, got {index!r:.80}")
-    choice = {
-        "package": params.package,
-        "index": int(index),
-        "taskset": params.taskset,
-        "env": params.env,
-        "harness": params.harness,
-    }
+    choice = params.model_dump(include={"package", "taskset", "env", "harness"}) | {"index": int(index)}
     assert params.python is not None  # its validator fills it in
     runner = agent.Params(
         command=(params.python, "-P", str(RUNNER), json.dumps(choice), RESULT),
@@ -114,7 +99,7 @@ def environment(params: Params, prompt: Prompt, task_seed: int, sample_seed: int
         variables=params.variables,
         step_s=params.step_s,
     )
-    return PackageEpisode(params, agent.Agent(runner, prompt, (task_seed, sample_seed)))
+    return PackageEpisode(params, runner, prompt, (task_seed, sample_seed))
 
 
 def _is_installed() -> bool:

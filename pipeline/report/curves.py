@@ -18,7 +18,6 @@ MAX_POINTS = 360
 """Maximum of points in a curve; longer curves are shown as means of equal buckets."""
 SMOOTHING = 0.04
 """Half-width of the moving average drawn over a noisy curve, as a share of its points."""
-
 Style = Literal["line", "noisy", "dashed", "area"]
 
 

@@ -28,16 +28,9 @@ from verizero.pipeline.report.run_files import read_run
 from verizero.pipeline.report.summary import build_summary
 
 Reason = Literal[
-    "done",
-    "tokens_spent",
-    "stopped",
-    "stopped_by_guard",
-    "graders_failed",
-    "interrupted",
-    "disk_full",
-    "machine",
+    "done", "tokens_spent", "stopped", "stopped_by_guard", "graders_failed", "interrupted", "disk_full", "machine",
     "error",
-]
+]  # fmt: skip
 REASONS: tuple[Reason, ...] = get_args(Reason)
 INFO = "run.json"
 
@@ -120,13 +113,6 @@ def end_reason(folder: Path) -> str | None:
     with suppress(OSError, ValueError):
         return (_info(folder / INFO).get("ended") or {}).get("reason")
     return None
-
-
-def has_ended(folder: Path) -> bool:
-    """True if run.json says how the run ended."""
-    with suppress(OSError, ValueError):
-        return _info(folder / INFO).get("ended") is not None
-    return False
 
 
 def _info(path: Path) -> dict[str, Any]:

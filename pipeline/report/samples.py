@@ -16,7 +16,6 @@ MAX_SAMPLES = 2000
 MAX_CHARS = 6_000_000
 """Characters of all responses on one page; each gets an equal part, between MIN_TEXT and MAX_TEXT."""
 MIN_TEXT, MAX_TEXT = 600, 6000
-
 Key = tuple[str, int, str, int]
 """Stage, step, prompt id and roll-backs before it: one group."""
 
@@ -95,20 +94,9 @@ def _read_samples(folder: Path, wanted: set[Key], largest: int, text: int) -> li
         key = _key(row)
         if key not in wanted:
             continue
-        group = groups.setdefault(
-            key,
-            {
-                "stage": key[0],
-                "step": key[1],
-                "prompt_id": key[2],
-                "roll_backs": key[3],
-                "round": row.round,
-                "domain": row.domain,
-                "prompt": shorten(row.prompt, text),
-                "kept": row.kept,
-                "samples": [],
-            },
-        )
+        own = {"round": row.round, "domain": row.domain, "prompt": shorten(row.prompt, text), "kept": row.kept}
+        place = dict(zip(("stage", "step", "prompt_id", "roll_backs"), key, strict=True))
+        group = groups.setdefault(key, {**place, **own, "samples": []})
         if len(group["samples"]) < largest:
             group["samples"].append(_sample(row, text))
     return list(groups.values())

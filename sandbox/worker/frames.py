@@ -18,23 +18,17 @@ from typing import Any, NamedTuple
 
 NAMESPACES, LANDLOCK, SECCOMP, UID, CGROUP = "namespaces", "landlock", "seccomp", "uid", "cgroup"
 """The walls, as they are named in settings and reports."""
-
 STDIN, FUNCTION, SELF_TEST, NATIVE, MANAGED, SUITE = range(6)
-
 LINK = (7, 8)
 """Descriptors of the two processes of a suite, by which they talk: to read from, and to write to."""
-
 MODULES = ("solution", "main", "your_module")
 """Names by which tests import the program."""
-
 LEAVE = 213
 """Exit code of a child that stops between two tests, so that the rest runs in a fresh process."""
 SETUP_FAILED = 214
 """Exit code of a child whose walls did not go up. Nothing of the program has run."""
-
 MAX_TEXT_BYTES = 120 << 10
 """Bytes of a cell or a line of a session: they travel in one packet, and a line is one argument of the shell."""
-
 ORDER = struct.Struct("<BddIIIIH")
 PID = struct.Struct("<i")
 _EXIT = struct.Struct("<iBddQ")
@@ -150,8 +144,6 @@ def read_suite(fd: int, of_tests: bool) -> Any:
 
 unpack_payload: Callable[[bytes], tuple[bytes, list[bytes]]] = marshal.loads
 """Return the program and its inputs. Only the caller writes a payload: marshal must never read a child's bytes."""
-
-
 _LENGTH = struct.Struct("<I")
 _CHUNK = 1 << 16
 

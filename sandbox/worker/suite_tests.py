@@ -41,8 +41,6 @@ PASSED, IDLE, FAILED, RAISED, BROKEN, GONE, GONE_IDLE, FAULT, NO_MEMORY = (
 )  # fmt: skip
 """Ends of a test. idle: it calls nothing of the program. broken: the test is at fault. gone: the program has ended,
 and gone_idle that it was not at work then. fault: the program has sent what no program may."""
-
-
 _PREPARING = ("name", "records", "reset")
 """Questions that are no calls of the program."""
 

@@ -1,11 +1,8 @@
 """Programs written without this project, played by URL: equal rows, failures, and nothing left."""
 
 import os
-import subprocess
 import sys
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +13,6 @@ from verizero.pipeline.config.template import Template
 from verizero.pipeline.data.render import Renderer
 from verizero.pipeline.data.tokenizer import character_tokenizer
 from verizero.pipeline.data.turns import turns_of
-from verizero.pipeline.environments.agent import new_folder, remove_folder
 from verizero.pipeline.environments.base import load
 from verizero.pipeline.rollout.engine import Sampling
 from verizero.pipeline.rollout.episode import EpisodeLimits
@@ -235,27 +231,6 @@ def test_a_program_that_is_killed_is_broken_not_wrong_and_leaves_nothing(threads
     assert rollout.episode.outcome.status == "environment_error"
     assert "was ended from outside" in rollout.episode.outcome.reason
     until(lambda: not alive([int(note.read_text())]), "the program's end")
-
-
-def test_folders_of_a_dead_process_are_removed_and_those_of_a_living_one_are_not(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    code = (
-        f"import os, tempfile; tempfile.tempdir = {str(tmp_path)!r}\n"
-        "from verizero.pipeline.environments.agent import new_folder, remove_folder\n"
-        "remove_folder(new_folder())\nprint(new_folder(), flush=True)\nos.read(0, 1)"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as other:
-        assert other.stdout is not None
-        theirs = Path(other.stdout.readline().strip())
-        remove_folder(new_folder())
-        assert theirs.is_dir()
-        other.kill()
-    mine = new_folder()
-    assert sorted(tmp_path.iterdir()) == [mine.parent]
-    remove_folder(mine)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_program_sees_only_what_it_is_given(threads, monkeypatch):

@@ -15,7 +15,6 @@ from verizero.verifiers.layouts.base import Asserts, Layout, Reference, text_of
 
 OF_TESTS = frozenset({"pytest", "solution", "main", "your_module"})
 """Names that tests may import besides the standard library: what `unit_tests` provides, and the program."""
-
 IMPORT = re.compile(r"^import numpy as np[ \t]*$", re.MULTILINE)
 STAND_IN = '''
 class np:

@@ -38,15 +38,8 @@ def check(
     """
     load_callbacks(config.callbacks, base_dir)
     recipe = read_local_parts(config, base_dir)
-    looks: tuple[Callable[[LocalParts], Checked], ...] = (
-        data,
-        template.look,
-        template.stop_token,
-        references.look,
-        room,
-        rates,
-    )
     try:
+        looks = (data, template.look, template.stop_token, references.look, room, rates)
         checks = [look(recipe) for look in looks]
         has_problem = any(f.level == "problem" for c in checks if c.name == "template" for f in c.findings)
         unfit = "data" if recipe.refused else "template" if has_problem else None

@@ -110,18 +110,8 @@ def read_local_parts(config: RunConfig, base_dir: Path) -> LocalParts:
             name = refused.split(" needs ")[0].split(" cannot ")[0]
             return LocalParts(config, base_dir, model, absent=_not_here(name, exc))
     pairs = {stage: len(read.pairs) for stage, read in data.pairs.items()}
-    return LocalParts(
-        config,
-        base_dir,
-        model,
-        data.train,
-        data.evaluation,
-        data.demonstrations,
-        pairs,
-        data.notes,
-        places,
-        refused=refused,
-    )
+    rows = (data.train, data.evaluation, data.demonstrations)
+    return LocalParts(config, base_dir, model, *rows, pairs, data.notes, places, refused=refused)
 
 
 def _prepared(config: RunConfig, base_dir: Path, model: Model, places: dict[int, str]) -> RunData:

@@ -60,7 +60,6 @@ def _add_parts(values: dict[str, float], parts: dict[str, float], weights: Any, 
 
 
 UNKNOWN_BATCH = 64.0
-
 TOOL = Tool(
     name="trl",
     title="TRL",

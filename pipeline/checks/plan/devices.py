@@ -44,7 +44,6 @@ DEVICES = {
         Device("b200", *PEAKS["B200"], 180, 8000, 900, 50),
     )
 }
-
 CPU = Device("cpu", 0, 0, 0, 0, 0, 0)
 """This machine, of which nothing is known: plans count its memory alone."""
 

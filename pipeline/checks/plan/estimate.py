@@ -24,12 +24,10 @@ from verizero.pipeline.host.heap import has_tcmalloc
 
 ROOM = 0.92
 """Share of a GPU's memory that may be filled: the rest is the driver's, the libraries' and lost between tensors."""
-
 PROCESS = 430 << 20
 """Bytes before the first tensor: `verizero train` on Linux when it has read the data, with torch 2.13 for CPUs."""
 LOST = {"glibc": 1.6, "tcmalloc": 0.7}
 """Memory that an allocator keeps beyond tensors that come and go, as a share of these; measured with SmolLM2-135M."""
-
 CARDS = (12, 16, 24, 48)
 """GiB of GPUs, for each of which a plan on one GPU names a model."""
 

@@ -25,7 +25,6 @@ from verizero.pipeline.rollout.sampling import BLOCKS_FROM
 GIB = 1 << 30
 GRAPHS = 1 << 30
 """CUDA graphs of vLLM, which stay on the GPU while it sleeps; estimated, 0.5 to 1.5 GiB."""
-
 BLOCK = 256
 """Moments of bitsandbytes in 8 bits that share a float32 scale. Those of embeddings stay float32, and so do those of
 tensors below 4,096 numbers, which are not counted."""

@@ -27,8 +27,6 @@ TOKEN_S, RESPONSE_S = 0.05e-6, 55e-6
 """Seconds in Python for each token and each response of a step, which every rank gets: more GPUs do not shorten it."""
 NODE_REDUCE_S, NETWORK_REDUCE_S = 15e-6, 50e-6
 """Estimated seconds of a small all-reduce within a node and over nodes: a layer on several GPUs has two of them."""
-
-
 FILE = Path(__file__).with_name("shares.yaml")
 Phase = Literal["copy", "decode", "forward", "update", "link", "publish"]
 Source = Literal["estimated", "published", "measured"]

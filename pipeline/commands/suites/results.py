@@ -33,7 +33,7 @@ from verizero.pipeline.scoring.score import Scorer, bind_verifiers
 from verizero.pipeline.scoring.select import form_groups
 from verizero.pipeline.shown import show
 from verizero.pipeline.stages.evaluate import count_failures, prompt_samples
-from verizero.pipeline.types import Group, Prompt, Rollout
+from verizero.pipeline.types import FinishReason, Group, Prompt, Rollout
 from verizero.verifiers import _verifier_process
 
 STAGE = "suites"
@@ -77,16 +77,8 @@ def _rollouts(question: Question, answers: Answers) -> Iterator[Rollout]:
     for number in range(question.samples):
         answer = TOO_LONG if question.is_too_long else answers.known[question.key, number]
         # No log-probs, and tokens by their number alone: nothing trains on them.
-        yield Rollout(
-            question.prompt.id,
-            number,
-            (),
-            range(answer.tokens),
-            (),
-            answer.text,
-            "length" if answer.was_cut else "stop",
-            -1,
-        )
+        end: FinishReason = "length" if answer.was_cut else "stop"
+        yield Rollout(question.prompt.id, number, (), range(answer.tokens), (), answer.text, end, -1)
 
 
 def measure(

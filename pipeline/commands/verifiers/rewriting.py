@@ -28,7 +28,6 @@ def _no_thinking(text: str) -> bool:
 
 Rewriting = tuple[Callable[[str], bool], Callable[[str], str]]
 """A test of the response that it applies to, and the function that rewrites it."""
-
 REWRITINGS: Mapping[str, Rewriting] = {
     "line break after it": (lambda t: True, lambda t: t + "\n"),
     "blank lines before it": (_no_thinking, lambda t: "\n\n" + t),
