@@ -125,13 +125,6 @@ def _score_objects(text: str) -> list[dict[str, Any]]:
 
 def _ask(conversation: list[dict[str, str]], params: JudgeParams) -> str:
     assert params.url is not None
-    choice = chat(
-        params.url,
-        {"model": params.model, "messages": conversation, "temperature": 0},
-        api_key_variable=params.api_key_variable,
-        timeout_s=params.timeout_s,
-        retries=params.retries,
-        backoff_s=params.backoff_s,
-        what="judge",
-    )
+    body = {"model": params.model, "messages": conversation, "temperature": 0}
+    choice = chat(params.url, body, params, "judge", params.backoff_s)
     return str(choice["message"]["content"])

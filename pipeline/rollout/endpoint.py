@@ -40,15 +40,7 @@ def answer_of(config: EndpointConfig, prompt: Prompt, sampling: Sampling, seed: 
         # Many endpoints take seeds of 31 bits only.
         "seed": seed % LARGEST_SEED,
     }
-    choice = chat(
-        config.url,
-        body,
-        api_key_variable=config.api_key_variable,
-        timeout_s=config.timeout_s,
-        retries=config.retries,
-        backoff_s=1.0,
-        what="endpoint",
-    )
+    choice = chat(config.url, body, config, "endpoint")
     return str(choice["message"]["content"]), choice.get("finish_reason") == "length"
 
 

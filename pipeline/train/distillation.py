@@ -390,16 +390,8 @@ class ServedTeacher(Teacher):
                 raise ValueError(f"{len(entries)} places for a prompt of {len(ids)} tokens")
             return entries[start:]
 
-        entries_of_tokens = first_choice(
-            f"{server.url.rstrip('/')}/completions",
-            body,
-            read,
-            api_key_variable=server.api_key_variable,
-            timeout_s=server.timeout_s,
-            retries=server.retries,
-            backoff_s=server.backoff_s,
-            what=f"teacher at {server.url}",
-        )
+        address, what = f"{server.url.rstrip('/')}/completions", f"teacher at {server.url}"
+        entries_of_tokens = first_choice(address, body, read, server, what, server.backoff_s)
         return [self._read_entry(entry, token) for entry, token in zip(entries_of_tokens, ids[start:], strict=True)]
 
     def _read_entry(self, entry: dict[str, Any], token: int) -> tuple[list[int], list[float]]:
