@@ -78,5 +78,5 @@ def test_every_client_with_a_key_uses_it(moved: Any, monkeypatch: pytest.MonkeyP
     with pytest.raises(urllib.error.HTTPError, match="redirects to"):
         _ask(f"{url}/health", "secret")
     with pytest.raises(urllib.error.HTTPError, match="redirects to"):
-        Client([url], token="secret")._post(f"{url}/run", b"{}")
+        Client([url], token="secret")._ask(urllib.request.Request(f"{url}/run", b"{}"))
     assert keys == []
