@@ -1,4 +1,4 @@
-"""Write a run's result as lines for a terminal, and as a Markdown table."""
+"""A run's result and its rounds: as lines for a terminal, and as Markdown."""
 
 from __future__ import annotations
 
