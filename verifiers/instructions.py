@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import string
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -249,8 +248,8 @@ class FirstWord(Constraint):
         parts = paragraphs_of(text)
         if len(parts) < self.paragraph or (self.paragraphs is not None and len(parts) != self.paragraphs):
             return False
-        first = parts[self.paragraph - 1].split()[0].strip(string.punctuation + "“”‘’")
-        return first.casefold() == self.word.casefold()
+        first = parts[self.paragraph - 1].split()[0].lstrip("'\"")
+        return re.split(r"[.,?!'\"]", first)[0].casefold() == self.word.casefold()
 
 
 AnyConstraint = Annotated[
