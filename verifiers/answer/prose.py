@@ -103,6 +103,12 @@ RIGHT = (
     rf"{_letter('letter')}\s+(?i:is|must be|has to be)\s+"
     rf"(?i:(?:the\s+)?(?:correct|right|best)(?:\s+(?:option|choice|answer|alternative|one))?|the answer){BECAUSE}{END}"
 )
+SURE = r"(?i:(?!.*(?:\b(?:not|wrong|incorrect|false|if|n?either|suppose|assume)\b|n['’]t\b)))"
+IS = r"[^.!?\n]{1,150}?\sis\s+"
+NAMED = (
+    rf"{SURE}{IS}(?={CHOICE_NAME}|\(){_letter('letter')}{END}",
+    rf"{SURE}[^.!?\n]{{0,60}}\b(?i:option|choice|letter)\b{IS}{_letter('letter')}{END}",
+)
 MUST = rf"[^.!?\n]{{1,100}}?\s(?i:must|has to|can only)\s+be\s+{_letter('letter')}{END}"
 PICKED = (
     r"(?i:I(?:['’]ll|['’]d|\s+will|\s+would)?\s+(?:choose|chose|pick|picked|select|selected|go with|opt for)"
@@ -112,7 +118,7 @@ PICKED = (
 ANNOUNCED = [re.compile(pattern) for pattern in (ALONE, *BUT)]
 SENTENCE = [
     re.compile(LETTER_OPENING + pattern, re.DOTALL)
-    for pattern in (RIGHT, MUST, *(PICKED + p for p in (ALONE, *BUT)), *BUT, ALONE)
+    for pattern in (RIGHT, MUST, *(PICKED + p for p in (ALONE, *BUT)), *BUT, ALONE, *NAMED)
 ]
 
 
@@ -141,7 +147,8 @@ BETWEEN = " \t:：是为"
 """Maximum of characters between an announcement and the answer."""
 JSON_ANSWER = re.compile(r"\"(?:final_)?answer\"\s?:\s?(\"?)([^\"{}\n]{1,300})\1\s{0,9}[,}]", re.IGNORECASE)
 FORMULA = re.compile(
-    r"\$\$(.{1,1500}?)\$\$|\\\[(.{1,1500}?)\\\]|\\\((.{1,1500}?)\\\)|(?<!\\)\$([^$]{1,1500})(?<!\\)\$(?!\d)", re.DOTALL
+    r"\$\$(.{1,1500}?)\$\$|\\\[(.{1,1500}?)\\\]|\\\((.{1,1500}?)\\\)|(?<!\\)\$([^$]{1,1500})(?<!\\)\$(?!\d|<<)",
+    re.DOTALL,
 )
 """Text between delimiters. A dollar sign before a digit closes nothing: it is the next price, $5 or $6."""
 STATEMENT = re.compile(r"(?:[^A-Za-z]|\\[A-Za-z]+|\b[A-Za-z]{1,2}\b|\b(?:or|and)\b)*")

@@ -95,7 +95,7 @@ CONCLUDES = re.compile(
     re.IGNORECASE,
 )
 STATES = re.compile(
-    r".*(?:\b(?:is|are|was|were|equals?|equal to|gets?|got|obtains?|have|has|gives|yields|becomes|costs?|makes"
+    r".*(?:\b(?:is|are|was|were|equal to|equals?|gets?|got|obtains?|have|has|gives|yields|becomes|costs?|makes"
     r"|takes|be|exactly)\b"
     r"|\b(?:es|est|ist|sind|sont|sono|son|hay|il y a(?: donc)?|gibt es|beträgt|vale|valent|vaut|tiene|hat|haben)\b"
     r"|\s[éè]\s|\b(?:равн[аоы]|равен|составляет|является|будет)\b|[是为有]|等于"

@@ -54,12 +54,14 @@ BOLD = re.compile(r"\\(?:math)?(?:bf|bold|bm|pmb|symbf)")
 WITH_VALUE = re.compile(r"[\d\\+*/^]")
 ANNOUNCED = re.compile(r"^(?:(?:final )?answer(?: is|:| =)?|it is) ")
 TEXT_LIST = re.compile(r"\s*(?:,|;|\band\b|&)\s*")
+SIDE_BY_SIDE = re.compile(r"-?[\d./]+(?: -?[\d./]+)+")
+"""Numbers in an order, as DeepMind's mathematics_dataset writes them."""
 PARITY = re.compile(r"\b(?:odd|even|prime|primes|composite)\b")
 SHOWN_AS_TIME = re.compile(r":0\d|[a-z]")
 FILLING = words_of("n k m p x value values all every any for is are must be integer integers number numbers of")
 """Words that do not tell "all odd integers n" from "n odd"."""
 NO_BRACES = str.maketrans("", "", "{}\\")
-YES_NO = {"yes", "no"}
+TRUTH = {"yes": True, "true": True, "no": False, "false": False}
 
 
 class MathParams(VerifierParams):
@@ -82,6 +84,8 @@ class Gold:
         self.text = text
         self.reading = Reading(clean(text, comma))
         self.rounded = False
+        if SIDE_BY_SIDE.fullmatch(text) and self.reading.tree is None:
+            self.reading = Reading(f"({text.replace(' ', ', ')})")
         if self.reading.approximate:
             bare = Reading(clean(APPROXIMATE.sub("", self.reading.text)))
             # The sign of approximation comes first. An ellipsis behind 3.14... makes no rounded number of it.
@@ -279,9 +283,13 @@ def equivalent(gold: Gold, answer: Reading) -> bool | None:
     tree = answer.tree
     if tree is None or has(tree, "word"):
         tree = answer.number_word or answer.counted or tree
+    gold_tree = wanted.tree
+    if is_constant(gold_tree) and (tree is None or (tree.op == "add" and not is_constant(tree))):
+        choice = choice_of_answer(answer.text)
+        if choice is not None and (tree is None or choice.shown.startswith("-")):
+            tree = Reading(clean(choice.shown)).tree  # (b) 0.3, or (b) -0.3, which is no sum
     if tree is None:
         return False
-    gold_tree = wanted.tree
     if ("b" in wanted.text or "b" in answer.text) and (BOLD.search(wanted.text) or BOLD.search(answer.text)):
         gold_tree, tree = in_one_font(gold_tree, tree)
     # "3 and 1/2" is a mixed number or a list of two, and the gold's type tells which.
@@ -359,9 +367,9 @@ def _same_text(wanted: Reading, answer: Reading) -> bool | None:
     gold, text = wanted.plain, ANNOUNCED.sub("", answer.plain)
     if gold == text:
         return bool(gold) or None
-    if gold in YES_NO:
+    if gold in TRUTH:
         first, _, rest = text.partition(",")
-        return first.strip() == gold and not YES_NO.intersection(re.findall(r"[a-z]+", rest))
+        return TRUTH.get(first.strip()) == TRUTH[gold] and TRUTH.keys().isdisjoint(re.findall(r"[a-z]+", rest))
     if wanted.number_word is not None and answer.tree is not None:
         return match(wanted.number_word, answer.tree)
     is_same_kind = PARITY.search(gold) and _bare_kind(gold) == _bare_kind(text)

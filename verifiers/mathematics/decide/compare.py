@@ -341,6 +341,9 @@ def _equation(gold: Node, answer: Node) -> bool | None:
     """Compare with an equation as gold: by its value if it is solved for a name, else by its curve."""
     derived = derived_values(gold)
     if derived is not None:
+        stated, reached = (quantity(last(tree)) for tree in (gold, answer))
+        if stated and reached and stated.dimension and reached.dimension and stated[1:3] != reached[1:3]:
+            return False
         return any(match(v, answer) for v in derived[:1]) or _rounded_to(derived[1:], answer)
     is_chain = answer.op == "rel" and len(gold.args) == len(answer.args) > 3 and set(answer.args[1::2]) == {"="}
     if is_chain and _unordered(gold.args[::2], answer.args[::2]):

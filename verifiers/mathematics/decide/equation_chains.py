@@ -10,6 +10,8 @@ from verizero.verifiers.mathematics.decide.equality import same
 from verizero.verifiers.mathematics.decide.quantities import MARKS, explicitly_rounded, quantity
 from verizero.verifiers.mathematics.read.syntax_tree import (
     COLLECTIONS,
+    IMAGINARY,
+    E,
     Node,
     children,
     has,
@@ -23,7 +25,7 @@ from verizero.verifiers.mathematics.read.syntax_tree import (
     variables,
 )
 from verizero.verifiers.mathematics.words.nouns import stem
-from verizero.verifiers.mathematics.words.vocabulary import words_of
+from verizero.verifiers.mathematics.words.vocabulary import UNITS, words_of
 
 INVERSES = words_of("f^-1 g^-1 h^-1")
 FUNCTIONS = INVERSES | frozenset("yfghF")
@@ -37,11 +39,15 @@ GENERAL = words_of("""
 """Words that say nothing of what a value is."""
 SEGMENT = re.compile(r"(?:bar|overleftrightarrow|length) (?=[A-Z]{2})")
 DERIVATIVE = re.compile(r"(d|partial)(\d?) (\w+)/(\w+)")
+SHORT_UNITS = frozenset(f'"{unit.lower()}"' for unit in UNITS if len(unit) == 2)
+"""Units of two letters, which are no description of a value: Pa = 10 does not answer N = 10."""
 COMPOUND = re.compile(r"[ (^|=]|..")
 
 
 def name_of(tree: Node) -> str | None:
     """Return the name that a left-hand side is: x, f(1), f^{-1}(x), (x, y), |AB|, dy/dx, words in quotes; else None."""
+    if tree in (IMAGINARY, E):
+        return str(tree.args[0])  # i = 3 gives a value to a variable
     if tree.op == "word":
         return tree.args[0] if len(tree.args[0]) == 1 else f'"{tree.args[0].lower()}"'
     if tree.op == "sym":
@@ -110,7 +116,7 @@ def names_agree(name: str, other: str) -> bool:
         wanted, reached = (_meaning(n) for n in (name, other))
         return wanted <= reached or reached <= wanted
     if '"' in {name[0], other[0]}:
-        return True
+        return SHORT_UNITS.isdisjoint((name, other))
     if name.endswith("'") and other.endswith("'"):
         return names_agree(name[:-1], other[:-1])
     lone, longer = sorted((name, other), key=len)

@@ -71,7 +71,9 @@ def _equal_as_named(gold: Node, answer: Node) -> bool | None:
         in_letters = not is_constant(wanted.raw) and _has_unit_letters(gold)
         wanted = (quantity(gold, True) if in_letters else None) or wanted
     if is_constant(gold) and reached is not None and variables(reached.raw):
-        return False
+        reached = quantity(answer, True)
+        if reached is None or variables(reached.raw) or all(power > 0 for _, power in reached.dimension):
+            return False  # 60 km/h is a speed, 5m a product
     if reached is None and has(answer, "word"):
         reached = quantity(answer, True)
     if wanted is None or reached is None:
@@ -335,7 +337,7 @@ def _rows(tree: Node) -> Rows | None:
     if tree.op == "matrix":
         return [list(row.args[2:]) for row in tree.args]
     if tree.op == "tuple":
-        return [[a] for a in tree.args[2:]]
+        return [[a] for a in tree.args[2:]] if tree.args[:2] in {("(", ")"), ("[", "]")} else None
     if tree.op == "binom":
         return [[a] for a in tree.args]  # a column of two is often written \binom{1}{2}
     if tree.op == "transpose":

@@ -16,6 +16,7 @@ from verizero.verifiers.mathematics.read.syntax_tree import (
     is_constant,
     neg,
     sym,
+    variables,
     with_children,
 )
 from verizero.verifiers.mathematics.words.vocabulary import words_of
@@ -161,6 +162,8 @@ class _Line:
             names = set(self.names)  # that of the builder is bound inside, so that it does not matter
             within = self.relation(what) if what.op == "rel" else self.all  # {x in (0, 5) | x > 2}
             inside = self.cells(condition) & within
+            if not self.names <= names | variables(what):
+                raise NotRegion  # {x | q > 0}
             self.names = names
             return inside
         if op in {"union", "inter", "minus"}:

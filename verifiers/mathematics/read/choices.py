@@ -12,7 +12,7 @@ CHOICE_SAID = re.compile(
     r"\s*(?:(?:the\s+)?(?:correct\s+|right\s+)?(?:option|choice|answer|alternative|antwort|réponse|respuesta|risposta"
     r"|resposta|ответ|答案|选项|選項|选|選)\s*(?:is|是|为|為|:)?\s*)?"
     r"(?:\(\s*([A-Za-z])\s*\)|\[\s*([A-Za-z])\s*\]|([A-Za-z])\s*(?:[).:]|-(?=\s)|(?=\s*$)|,?(?=\s*(?:because"
-    r"|which)\b)))[\s.:,-]*(.*?)\s*",
+    r"|which)\b)))(?:[\s.:,]|-(?!\d))*(.*?)\s*",
     re.DOTALL | re.IGNORECASE,
 )
 FRAMES = re.compile(r"\\(?:text)?circled|\\f(?:rame)?box|\\mathcal|\\mathscr")
@@ -23,10 +23,12 @@ FRAMED = re.compile(
 BRACKETS = str.maketrans(dict.fromkeys("()[]{}$.*", " "))
 SEVERAL = re.compile(r"\s*[A-J](?:\s*(?:[,;&/]|\band\b|,\s*and\b)?\s*[A-J])+\s*")
 OTHER_CHOICE = re.compile(
-    r"(?:^|[\s(,/&])[A-J](?:$|[\s).,:/&])|\b(?:or|not|and also|either)\b"
+    r"(?:^(?!A\s(?!is|and|or|also)[a-z])|[\s(,/&])[A-J](?:$|[\s).,:/&])|\b(?:or|not|and also|either)\b"
     r"|\(\s*(?:false|wrong|incorrect)\s*\)|\b(?:is|was) (?:false|wrong|incorrect)\b|\?$|^(?:and|&|=)\s"
 )
 """Text behind a letter that names another choice, or takes the letter back."""
+VALUE_FIRST = re.compile(r"(?P<value>.*[^A-Za-z\s]\s*)(?<=\s)\(([A-J])\)", re.DOTALL)
+"""A value with its letter behind it: -2 (B)."""
 
 
 class Choice(NamedTuple):
@@ -63,7 +65,11 @@ def choice_of_answer(text: str) -> Choice | None:
     framed = FRAMED.fullmatch(FRAMES.sub("", wrapped))
     if framed is not None:
         return Choice(_letter(framed), "")
-    parts = CHOICE_SAID.fullmatch(wrapped.replace("{", "").replace("}", ""))
+    unbraced = wrapped.replace("{", "").replace("}", "")
+    behind = VALUE_FIRST.fullmatch(unbraced)
+    if behind is not None and OTHER_CHOICE.search(behind["value"]) is None:
+        return Choice(behind[2], behind["value"].strip())
+    parts = CHOICE_SAID.fullmatch(unbraced)
     if parts is None or OTHER_CHOICE.search(parts[4]):
         return None
     return Choice(_letter(parts), parts[4].strip(". "))
