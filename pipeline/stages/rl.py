@@ -111,7 +111,7 @@ def with_baseline(
 ) -> list[Group]:
     """Return the groups with the reward of the greedy response to the same prompt.
 
-    That reward includes the penalty on length, which `train.prepare` adds to the sampled ones.
+    That reward includes the penalty on length, which `train.step.prepare` adds to the sampled ones.
     """
     out = []
     for group, greedy_group in zip(groups, greedy, strict=True):
