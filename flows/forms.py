@@ -66,12 +66,8 @@ def form(
                 return function(**fields)  # type: ignore[call-arg]
 
         run.__signature__ = own  # type: ignore[attr-defined]
-        run.__doc__ = "\n".join(
-            [
-                cleandoc(function.__doc__ or ""),
-                *(f"    {name}: {field.description}" for name, field in settings.items()),
-            ]
-        )
+        lines = [f"    {name}: {field.description}" for name, field in settings.items()]
+        run.__doc__ = "\n".join([cleandoc(function.__doc__ or ""), *lines])
         return flow(name=name, flow_run_name=run_name, persist_result=False, validate_parameters=False)(run)
 
     return decorate

@@ -117,7 +117,8 @@ def check(
         source = {"file": str(rows.resolve()), "verifier": "environment", "environment": choice}
         prompts = load_prompts([Source.model_validate(source)], seed)
     else:
-        prompts = list(rows or [_example(bound)])
+        example = getattr(bound.function, "__globals__", {}).get(EXAMPLE)
+        prompts = list(rows or [example if isinstance(example, Prompt) else Prompt("check", "", "environment", None)])
 
     def play(number: int) -> _Played:
         return _play(bound, prompts[number % len(prompts)], seed, number)
@@ -256,11 +257,6 @@ def _num_open() -> dict[str, int]:
         "threads": threading.active_count(),
         "processes": len(family_of(os.getpid())) - 1,
     }
-
-
-def _example(bound: BoundEnvironment) -> Prompt:
-    example = getattr(bound.function, "__globals__", {}).get(EXAMPLE)
-    return example if isinstance(example, Prompt) else Prompt("check", "", "environment", None)
 
 
 class Chance:

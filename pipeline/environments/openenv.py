@@ -116,8 +116,10 @@ class OpenEnv:
             words = "; ".join(f"{'.'.join(map(str, e.get('loc', ())))}: {e.get('msg')}" for e in errors)
             return self._reply(message, f"invalid action: {words}", wrong=True)
         self._refuse_errors(data)
-        reward = _number(data.get("reward"), self.params.url)
-        if reward is not None:
+        if (reward := data.get("reward")) is not None:
+            if not isinstance(reward, (int, float)):  # true and false are rewards too
+                raise EnvironmentFailed(f"{self.params.url} gives the reward {reward!r:.80}, which is no number")
+            reward = float(reward)
             self._rewards.append(reward)
         if not data.get("done"):
             return self._reply(message, self._text(data), reward=reward)
@@ -205,13 +207,6 @@ def environment(params: Params, prompt: Prompt, task_seed: int, sample_seed: int
     except ImportError as exc:
         raise ConfigError(f"openenv needs the package websockets ({exc}); run: pip install 'websockets>=15'") from exc
     return OpenEnv(params, prompt, task_seed)
-
-
-def _number(reward: Any, url: str) -> float | None:
-    """Return a reward, which may be None, a truth value or a number."""
-    if reward is not None and not isinstance(reward, (int, float)):
-        raise EnvironmentFailed(f"{url} gives the reward {reward!r:.80}, which is no number")
-    return None if reward is None else float(reward)
 
 
 def _connect(params: Params) -> Any:

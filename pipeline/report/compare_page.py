@@ -153,13 +153,5 @@ def _cells(name: str, row: Mapping[str, Any]) -> list[str]:
         e = Estimate(**row[key])
         return f"{e.value:+.3f} [{e.low:+.3f}, {e.high:+.3f}]"
 
-    return [
-        name,
-        f"{row['before']:.3f}",
-        f"{row['after']:.3f}",
-        spread("gain"),
-        spread("against_first"),
-        f"{row['steps']:.0f}",
-        f"{row['tokens']:,.0f}",
-        f"{row['seconds']:.0f}",
-    ]
+    rates = [f"{row['before']:.3f}", f"{row['after']:.3f}", spread("gain"), spread("against_first")]
+    return [name, *rates, f"{row['steps']:.0f}", f"{row['tokens']:,.0f}", f"{row['seconds']:.0f}"]

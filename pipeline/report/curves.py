@@ -54,19 +54,14 @@ class Chart:
 def build_charts(run: RunFiles) -> list[Chart]:
     """Return the charts for which this run has numbers, in reading order, with at most MAX_POINTS points."""
     rows = run.rl_steps
+    clipped = {"clip_fraction/low": "low", "clip_fraction/high": "high"}
     charts = [
         _rewards(rows),
         pass_chart(run.evaluations),
         _of_steps(rows, "kl", "KL to the reference", {"kl/k3": "KL (k3)"}, unit="nats a token", marks=True),
         _of_steps(rows, "distill", "KL to the teacher", {"distill/kl": "KL(policy || teacher)"}, unit="nats a token"),
         _of_steps(rows, "entropy", "Entropy", {"entropy": "entropy"}, unit="nats a token"),
-        _of_steps(
-            rows,
-            "clip_fraction",
-            "Clip fraction",
-            {"clip_fraction/low": "low", "clip_fraction/high": "high"},
-            unit="share of tokens",
-        ),
+        _of_steps(rows, "clip_fraction", "Clip fraction", clipped, unit="share of tokens"),
         _of_steps(rows, "length", "Response length", {"length/mean": "mean length"}, unit="tokens", style="noisy"),
         _groups(rows),
         _phases(rows),

@@ -200,18 +200,9 @@ def _read_completions(folder: Path, logged: Logged) -> None:
         for row, values in _table(path):
             step = int(values.get("step", _number(path.stem)))
             parts = {k: v for k, v in values.items() if k not in FIXED_COLUMNS and (v is None or _is_number(v))}
-            logged.responses.append(
-                LoggedResponse(
-                    str(path),
-                    row,
-                    step,
-                    shown(values.get("prompt")),
-                    shown(values.get("completion")),
-                    whole_reward(parts, logged.settings.get("reward_weights")),
-                    parts,
-                    is_held_out=step in evaluated,
-                )
-            )
+            texts = shown(values.get("prompt")), shown(values.get("completion"))
+            reward = whole_reward(parts, logged.settings.get("reward_weights"))
+            logged.responses.append(LoggedResponse(str(path), row, step, *texts, reward, parts, step in evaluated))
 
 
 def _table(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -201,19 +201,10 @@ def _row(number: int, fields: Mapping[str, Any], defaults: Defaults) -> Row:
     accept, refuse = (_texts(fields, name) for name in ("accept", "refuse"))
     if response is None and not accept and not refuse:
         raise DataError(f"field 'response': missing; the row has {', '.join(sorted(fields))}")
-    return Row(
-        number,
-        fields.get("id", number),
-        key,
-        fields["reference"],
-        response,
-        str(fields.get("prompt", fields.get("question", ""))),
-        bool(fields.get("truncated", False)),
-        None if label is None else bool(label),
-        accept,
-        refuse,
-        str(fields.get("domain", "default")),
-    )
+    prompt, domain = str(fields.get("prompt", fields.get("question", ""))), str(fields.get("domain", "default"))
+    is_cut, is_right = bool(fields.get("truncated", False)), None if label is None else bool(label)
+    row_id, reference = fields.get("id", number), fields["reference"]
+    return Row(number, row_id, key, reference, response, prompt, is_cut, is_right, accept, refuse, domain)
 
 
 def _texts(fields: Mapping[str, Any], name: str) -> tuple[str, ...]:
