@@ -111,7 +111,7 @@ NAMED = (
 )
 MUST = rf"[^.!?\n]{{1,100}}?\s(?i:must|has to|can only)\s+be\s+{_letter('letter')}{END}"
 PICKED = (
-    r"(?i:I(?:['’]ll|['’]d|\s+will|\s+would)?\s+(?:choose|chose|pick|picked|select|selected|go with|opt for)"
+    r"(?i:(?:I|we)(?:['’]ll|['’]d|\s+will|\s+would)?\s+(?:choose|chose|pick|picked|select|selected|go with|opt for)"
     r"|(?:my|our|the)\s+(?:final\s+|correct\s+|right\s+|best\s+)*(?:choice|option|answer)\s*(?:is\b|:)"
     r"|it\s+is|it['’]s)\s*"
 )
@@ -175,6 +175,7 @@ STATED = re.compile(
 VALUE_ONLY = re.compile(
     r"([-−+]?[$€£]?\s?\d[\d.,]*(?<!,)(?<!\.)(?:/\d+)?\s?%?)((?:\s?[°A-Za-z²³/]{1,15}){0,3})[.!*\s]*"
 )
+ITEM = re.compile(r"^\d{1,2}[.)]\s+(?=[^\d\s])")
 STATED_BEFORE = re.compile(r"(?:=|\b(?:is|are|equals?))\s*[-−]?\d")
 SUBJECT = re.compile(r"[\s$\\()\[\]]*[A-Za-z]+(?:_\{?\w+\}?)?[\s$\\()\[\]]*")
 """A name in delimiters, which is no value itself."""
@@ -260,7 +261,7 @@ def concluding_answer(text: str) -> Answer:
     spans = [m.span() for m in FORMULA.finditer(tail)]
     ends = [m.end() for m in sentence_ends(tail) if not any(a < m.start() < b for a, b in spans)]
     start = next((e for e in reversed(ends) if tail[e:].strip("* \n`")), 0)
-    sentence = tail[start:].strip()
+    sentence = ITEM.sub("", tail[start:].strip()) if start else tail.strip()
     if GIVING_UP.search(tail) or ENDS_OPEN.search(tail[-40:]):
         return Answer(None, "no_conclusion")
     if text.startswith("```") and text.endswith("```") and text.count("```") == 2:

@@ -13,7 +13,8 @@ from pydantic import Field
 
 from verizero.pipeline.errors import DataError, GradingError
 from verizero.pipeline.types import Attempt, Verdict
-from verizero.verifiers.answer import MAX_TAIL, announced_answer, final_answer, last_box
+from verizero.verifiers.answer import MAX_TAIL, Answer, announced_answer, final_answer, last_box
+from verizero.verifiers.answer.prose import letter_stated
 from verizero.verifiers.base import VerifierParams
 from verizero.verifiers.mathematics.decide.algebra import ALGEBRA, TimedOut
 from verizero.verifiers.mathematics.decide.compare import match
@@ -179,9 +180,10 @@ def _chosen_below(response: str, text: str, reference: str, comma: bool) -> tupl
     gold = _gold(reference, comma).choice
     if gold is None or gold.shown or choice_of_answer(text) is not None:
         return None
-    announced = announced_answer(response[response.rfind("\\boxed") :])
-    letter = None if announced is None or announced.text is None else choice_of_answer(announced.text)
-    if letter is None or announced is None or announced.alternative:
+    below = response[response.rfind("\\boxed") :].strip()
+    announced = announced_answer(below) or Answer(letter_stated(below.rpartition("\n")[2]), "conclusion")
+    letter = None if announced.text is None else choice_of_answer(announced.text)
+    if letter is None or announced.alternative:
         return None
     return letter.letter == gold.letter, "equal" if letter.letter == gold.letter else f"wrong: {announced.text:.60}"
 
