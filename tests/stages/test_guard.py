@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from verizero.pipeline.errors import RunError
 from verizero.pipeline.host.disk import read_jsonl
 from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.report.run_files import read_run
+from verizero.pipeline.run.collapse import measures
 from verizero.pipeline.run.opening import open_run, restore_checkpoint, restore_in_flight, set_up_stage
 from verizero.pipeline.run.saving import save_final
 from verizero.pipeline.whole_run import finish, items_by_stage, items_until, run_items
@@ -35,6 +37,7 @@ def guard(action: str, *more: str) -> str:
 ROLL_BACK = guard("roll_back")
 TOO_FAST = [MARKED, "rl.optimizer.learning_rate=0.018", "rl.reference.schedule=frozen"]
 """The tiny recipe's first update at this rate leaves a model that answers nothing; half of it does not."""
+HOPELESS = "rl.optimizer.learning_rate=0.05"
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
@@ -144,19 +147,25 @@ def test_stop_ends_the_run_and_names_the_policy_before_the_collapse(tmp_path: Pa
 
 @pytest.mark.run
 def test_a_run_that_collapses_however_often_it_is_rolled_back_ends(tmp_path: Path) -> None:
-    hopeless = ["rl.optimizer.learning_rate=0.05", guard("roll_back", "max_roll_backs: 1")]
+    again = [HOPELESS, guard("roll_back", "max_roll_backs: 1")]
     with pytest.raises(RunError, match="again, after 1 "):
-        run(tmp_path, [start(), *ONLY_RL, *TOO_FAST, *hopeless])
+        run(tmp_path, [start(), *ONLY_RL, *TOO_FAST, *again])
     assert [r["action"] for r in rows(tmp_path) if r["kind"] == "alarm"] == ["roll_back", "roll_back"]
 
 
 @pytest.mark.run
-def test_warn_says_it_once_and_changes_nothing(tmp_path: Path) -> None:
-    heard = run(tmp_path / "warned", [start(), *ONLY_RL, *TOO_FAST, guard("warn")])
-    run(tmp_path / "off", [start(), *ONLY_RL, *TOO_FAST, guard("none")])
+def test_warn_says_each_collapse_once_and_changes_nothing(tmp_path: Path) -> None:
+    broken = [start(), *ONLY_RL, *TOO_FAST, HOPELESS]
+    heard = run(tmp_path / "warned", [*broken, guard("warn")])
+    run(tmp_path / "off", [*broken, guard("none")])
     warned = rows(tmp_path / "warned")
-    assert len([r for r in warned if r["kind"] == "alarm"]) == 1
-    assert len([n for n, _ in heard if n == "verizero.collapse.suspected"]) == 1
+    alarms = [r for r in warned if r["kind"] == "alarm"]
+    (sign,) = alarms[0]["signs"]
+    over = [measures(r["metrics"]).get("unanswered", 0) > sign["limit"] for r in warned if r["kind"] == "step"]
+    assert sum(over) > len(alarms), "no two steps that follow each other show the collapse"
+    begins = [i for i, (last, now) in enumerate(pairwise([False, *over]), start=1) if now and not last]
+    assert [a["step"] for a in alarms] == begins
+    assert len([n for n, _ in heard if n == "verizero.collapse.suspected"]) == len(begins)
     steps = [[r["metrics"] for r in found if r["kind"] == "step"] for found in (warned, rows(tmp_path / "off"))]
     assert steps[0] == steps[1]
 
