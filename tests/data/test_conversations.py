@@ -99,6 +99,18 @@ def test_an_answer_without_text_and_call_is_refused(content):
             demonstration_of(split_conversation(said)[2])
 
 
+ORDERS = ["user user assistant", "user assistant assistant", "assistant user", "user assistant user", "user system"]
+ROLES = ("bot", "model", "chatgpt", "ipython", "User")
+
+
+@pytest.mark.parametrize("roles", [*ORDERS, *(f"user {role}" for role in ROLES)])
+def test_another_order_of_roles_is_refused_with_the_roles(roles):
+    first, *_, last = names = roles.split()
+    said = [{"role": role, "content": "a"} for role in names]
+    with pytest.raises(DataError, match=f"{first}, {names[1]}|{names[-2]}, {last}"):
+        demonstration_of(split_conversation(said)[2])
+
+
 def test_one_answer_is_a_text_and_parts_are_joined():
     parts = [{"type": "text", "text": "1+"}, {"type": "text", "text": "2?"}]
     assert split_conversation([{"role": "user", "content": parts}, {"role": "assistant", "content": "3"}]) == (

@@ -57,6 +57,8 @@ def test_a_conversation_is_read():
     assert request.messages == TALK
     assert request.tools == (ADD,)
     assert request.decided == ("temperature",)
+    without = json.loads(json.dumps(BODY).replace(json.dumps('{"b":58, "a":27}'), '""'))
+    assert chat.read(without).messages[2].calls == (Call("0-0", "add", {}),)
 
 
 @pytest.mark.parametrize(

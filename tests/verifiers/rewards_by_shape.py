@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import signal
+import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
@@ -57,6 +59,15 @@ def math(completion: str, answer: str) -> float:
 def threads(completion: str, answer: str) -> float:
     with ThreadPoolExecutor(2) as pool:
         return float(sum(pool.map(abs, [1, 0])))
+
+
+def pool(completion: str, answer: str) -> float:
+    with multiprocessing.Pool(1) as processes:
+        return float(sum(processes.map(abs, [1, 0])))
+
+
+def command(completion: str, answer: str) -> float:
+    return float(subprocess.run(["true"]).returncode == 0)
 
 
 def forks(completion: str, answer: str) -> float:

@@ -6,6 +6,8 @@ import asyncio
 import math
 import random
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +147,23 @@ def test_what_is_only_shown_costs_no_reward() -> None:
         verdict_of(1e200)
 
 
+NUMBERS = [
+    np.float32(1),
+    np.bool_(True),
+    np.array(1.0),
+    np.array([1.0]),
+    np.int64(1),
+    True,
+    Decimal("1.0"),
+    Fraction(1),
+]
+
+
+@pytest.mark.parametrize("value", NUMBERS, ids=repr)
+def test_a_number_of_any_kind_is_a_reward(value: Any) -> None:
+    assert (verdict_of(value).status, verdict_of(value).score) == ("graded", 1.0)
+
+
 def test_a_threshold_says_what_is_right() -> None:
     some = attempts(30)
     for a, v in zip(some, bound("signed", success=2.0).score(some), strict=True):
@@ -192,7 +211,7 @@ def test_a_bad_value_of_a_batch_costs_no_other_response() -> None:
 def test_each_shape_is_right_for_two_callers_at_a_time() -> None:
     names = list(vars(by_shape))  # in the order of the file: one that awaits precedes one that asks for a loop
     shapes = [n for n in names[names.index("in_main_thread") :] if n not in ("Kind", "AsyncKind", "one_for_all")]
-    assert len(shapes) == 19
+    assert len(shapes) == 21
     some = [Attempt("1", "1", row={"answer": "1"})] * 4
     with ThreadPoolExecutor(2) as callers:
         for shape in shapes:
