@@ -24,6 +24,8 @@ from verizero.pipeline.host.disk import json_text, parse_json
 csv.field_size_limit(sys.maxsize)  # Python's own is 131,072 characters
 ROWS_AT_ONCE = 1000
 GZIP = b"\x1f\x8b"
+MAX_BITS = 14_000
+"""Fewer than those of 4300 decimal digits, the most that Python writes of an integer."""
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 PlacedRow = tuple[str, int, dict[str, Any] | DataError]
 """The place of a row ("train.jsonl line 3"), its number from 1, and the row, or the error in reading it."""
@@ -189,10 +191,12 @@ def _parquet(path: Path, label: str) -> Iterator[PlacedRow]:
 def plain(value: Any) -> Any:
     """Return a cell as JSON has it: arrays are lists, decimals are numbers, dates are texts; NaN, NaT and NA are None.
 
+    An integer with more digits than Python writes is a text of them.
+
     Raises: TypeError, ValueError for what is no text, number, list or object.
     """
     if value is None or isinstance(value, str | bool | int):
-        return value
+        return json_text(value) if isinstance(value, int) and value.bit_length() > MAX_BITS else value
     if isinstance(value, float):
         return None if value != value else value
     if isinstance(value, Mapping):

@@ -34,19 +34,15 @@ class PlainTurns:
         self.renderer, self.form = renderer, form
         self.foreign_text = ForeignText(renderer.tokenizer)
         self._around = renderer.template.observation
-
-    @property
-    def can_continue(self) -> bool:
-        """False if the tokenizer cannot write an observation, which single responses do not need."""
-        return not unknown_characters(self.renderer.tokenizer, self._around.replace(TEXT, ""))
+        self.unknown = unknown_characters(renderer.tokenizer, self._around.replace(TEXT, ""))
+        """Characters of an observation, which single responses do not need, that the tokenizer cannot write."""
 
     def require_observations(self) -> None:
         """Raise DataError for a tokenizer that cannot write an observation."""
-        unknown = unknown_characters(self.renderer.tokenizer, self._around.replace(TEXT, ""))
-        if unknown:
+        if self.unknown:
             raise DataError(
                 f"template.observation has characters that the tokenizer does not know: "
-                f"{', '.join(map(repr, unknown))}; add them to model.create.characters or write it without them"
+                f"{', '.join(map(repr, self.unknown))}; add them to model.create.characters or write it without them"
             )
 
     def opening(self, prompt: Prompt, messages: Sequence[Message]) -> tuple[Message, ...]:

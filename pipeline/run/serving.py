@@ -39,7 +39,7 @@ class Served:
     @property
     def can_continue(self) -> bool:
         """False if its tokenizer cannot write what follows an answer, so that each message is asked alone."""
-        return not isinstance(self.conversing, PlainTurns) or self.conversing.can_continue
+        return not (isinstance(self.conversing, PlainTurns) and self.conversing.unknown)
 
     def answer(self, messages: Sequence[Message], seed: int) -> tuple[Message, bool]:
         """Return the next message of a conversation, and True if it was cut at the limit of tokens.

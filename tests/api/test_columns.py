@@ -220,10 +220,12 @@ def test_pairs(layout: Callable[[int], Row], tmp_path: Path) -> None:
     assert pair.prompt.system == ("Add." if layout is layouts.orca_pairs else None)
 
 
-def test_what_cannot_be_read_says_which_columns_there_are() -> None:
+def test_what_cannot_be_read_says_which_columns_there_are(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"rows: no column looks like a question; columns: frage, antwort\. Call one"):
         guess([{"frage": "1+1?", "antwort": "2"}], "rows")
-    assert guess([{"question": "Who?", "answer": "The king of France"}], "rows").verifier is None
+    for answer, verifier in (("The king of France", None), (10**5000, "math"), (True, None)):
+        assert guess([{"question": "Who?", "answer": answer}], "rows").verifier == verifier
+    assert first_rows(place_of([{"answer": 10**5000}], tmp_path, "rows"), tmp_path) == [{"answer": f"1{'0' * 5000}"}]
 
 
 def test_rows_of_python(tmp_path: Path) -> None:
