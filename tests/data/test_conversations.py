@@ -100,10 +100,10 @@ def test_an_answer_without_text_and_call_is_refused(content):
 
 
 ORDERS = ["user user assistant", "user assistant assistant", "assistant user", "user assistant user", "user system"]
-ROLES = ("bot", "model", "chatgpt", "ipython", "User")
+UNKNOWN = ("bot", "model", "ipython", "User")
 
 
-@pytest.mark.parametrize("roles", [*ORDERS, *(f"user {role}" for role in ROLES)])
+@pytest.mark.parametrize("roles", [*ORDERS, *(f"user {role}" for role in UNKNOWN)])
 def test_another_order_of_roles_is_refused_with_the_roles(roles):
     first, *_, last = names = roles.split()
     said = [{"role": role, "content": "a"} for role in names]
