@@ -91,6 +91,9 @@ def match(gold: Node, answer: Node) -> bool | None:
             return False
         if gold.op == answer.op == "rel" and answer.args[0].op == "undone" != gold.args[0] != answer.args[0]:
             return False
+        names = [name for t in (gold, answer) if t.op == "rel" and (name := name_of(t.args[0])) is not None]
+        if len(names) == 2 and not names_agree(*names):
+            return False
         value = without_undone(gold)
         if value is None or last(gold) == last(answer):
             return last(gold) == last(answer)
@@ -342,8 +345,10 @@ def _equation(gold: Node, answer: Node) -> bool | None:
     derived = derived_values(gold)
     if derived is not None:
         stated, reached = (quantity(last(tree)) for tree in (gold, answer))
-        if stated and reached and stated.dimension and reached.dimension and stated[1:3] != reached[1:3]:
-            return False
+        if stated and reached and stated.dimension and reached.has_unit:
+            if stated.dimension != reached.dimension or not same(stated.scale, reached.scale):
+                return False
+            answer = answer if answer.op == "rel" else reached.raw
         return any(match(v, answer) for v in derived[:1]) or _rounded_to(derived[1:], answer)
     is_chain = answer.op == "rel" and len(gold.args) == len(answer.args) > 3 and set(answer.args[1::2]) == {"="}
     if is_chain and _unordered(gold.args[::2], answer.args[::2]):
