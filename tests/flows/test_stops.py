@@ -308,12 +308,12 @@ def test_silent_runs_are_marked_crashed_and_a_retry_gives_the_same_bytes(
         assert f"{SILENT_S} s" in end["message"]
     assert_retried(served, orphaned[0], "orphaned", whole)
     browser.goto(f"{served.address}/runs/flow-run/{suspended}")
-    browser.get_by_text("Finished in state Suspended").wait_for()
+    browser.get_by_text("Finished in state Suspended").first.wait_for()
     browser.screenshot(path=PICTURES / "suspended.png")
     browser.get_by_role("button", name="Resume").click()
     browser.locator("#p-modal-teleport-target").get_by_role("button", name="Submit").click()
     assert served.ended(suspended)["state"]["name"] == "Completed"
     browser.reload()
-    browser.get_by_text("Finished in state Completed").wait_for()
+    browser.get_by_text("Finished in state Completed").first.wait_for()
     browser.screenshot(path=PICTURES / "resumed.png")
     assert fingerprint(served.folder / "runs" / "suspended") == whole
