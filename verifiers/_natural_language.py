@@ -110,11 +110,6 @@ SYLLABLES = {"hangul", "kana", "han"}
 WORD = re.compile(r"(?:[^\W\d_]|[\u0900-\u0963\u0971-\u097f])+")
 
 
-def is_written_in(text: str, code: str) -> bool:
-    """True if nearly all of `text` is in the language `code`, one of `KNOWN`."""
-    return language_of(text) == code
-
-
 def language_of(text: str) -> str | None:
     """Return the ISO 639-1 code of the text's language, None if it cannot be told."""
     text = unicodedata.normalize("NFC", text[:50_000]).casefold()

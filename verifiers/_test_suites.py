@@ -65,10 +65,14 @@ def suite_of(source: str, setup: str, fn: str | None, prompt: str = "") -> TestS
     modules = [n for n in names if n in sys.stdlib_module_names and n not in _called(whole)]
     names = tuple(n for n in names if n not in modules)
     before.body += [ast.Import([ast.alias(n)]) for n in modules]  # what answers import, some tests use
-    classes = _records(ast.parse(prompt))
+    # Classes of the task's text that have only attributes and methods, such as nodes of lists and trees.
+    classes = [s for s in ast.parse(prompt).body if isinstance(s, ast.ClassDef)]
+    classes = [c for c in classes if not (c.bases or c.keywords or c.decorator_list or "__slots__" in ast.dump(c))]
     records = tuple(c.name for c in classes)
     kept = ast.Module([*own.body, *(s for s in tree.body if not _is_main_guard(s))], [])
-    one_process = reason_for(kept, (*names, *imported, *_candidate(tree)), classes)
+    checks = [s for s in tree.body if isinstance(s, ast.FunctionDef) and s.name == "check"]
+    candidates = [argument.arg for check in checks for argument in check.args.args[:1]]
+    one_process = reason_for(kept, (*names, *imported, *candidates), classes)
     tests = _split(_explained(before).body, _explained(tree).body, fn or _checked(tree))
     if not tests:
         raise DataError("reference.tests: no assert, no test_ function and no check(candidate) in it")
@@ -96,7 +100,9 @@ def _split(setup: Sequence[ast.stmt], body: Sequence[ast.stmt], fn: str | None) 
             tests.append(("\n".join([*prelude, text]), None))
             continue
         prelude.append(text)
-        if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and _has_assert(statement):
+        inside = (n for n in ast.walk(statement) if isinstance(n, ast.stmt))
+        is_definition = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        if not is_definition and any(map(_is_assert, inside)):
             tests.append(("\n".join(prelude), None))
     return tests
 
@@ -165,10 +171,6 @@ def _is_assert(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.If) and isinstance(statement.test, ast.Constant) and statement.test.value == _GROUP
 
 
-def _has_assert(statement: ast.stmt) -> bool:
-    return any(_is_assert(node) for node in ast.walk(statement) if isinstance(node, ast.stmt))
-
-
 def _explained(tree: ast.Module) -> ast.Module:
     changed: ast.Module = _Explaining().visit(tree)
     return changed
@@ -180,12 +182,6 @@ def _is_literal(node: ast.expr) -> bool:
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return False
     return True
-
-
-def _records(prompt: ast.Module) -> list[ast.ClassDef]:
-    """Return the classes of a task's text that have only attributes and methods, such as nodes of lists and trees."""
-    classes = [s for s in prompt.body if isinstance(s, ast.ClassDef)]
-    return [c for c in classes if not (c.bases or c.keywords or c.decorator_list or "__slots__" in ast.dump(c))]
 
 
 def _imports_program(tree: ast.Module) -> bool:
@@ -245,12 +241,6 @@ def _called(tree: ast.Module) -> set[str]:
     """Return the names that the tests call, or use in another way than for an attribute."""
     inside = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
     return {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and id(n) not in inside}
-
-
-def _candidate(tree: ast.Module) -> list[str]:
-    """Return the name that `check` gives to the program's function."""
-    checks = [s for s in tree.body if isinstance(s, ast.FunctionDef) and s.name == "check"]
-    return [argument.arg for check in checks for argument in check.args.args[:1]]
 
 
 def _name_of(function: ast.expr) -> str:

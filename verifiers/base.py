@@ -289,19 +289,16 @@ def of_function(function: Callable[..., Any], name: str = "") -> Verifier[Reward
     def grade_one(attempt: Attempt, params: RewardParams) -> Verdict:
         return verdict_of(rewards.values([attempt])[0], params.success)
 
+    inner = inner_of(function)
+    # The plain function has a file and a line: of a partial, or the method of an object that is called.
+    plain = inner if hasattr(inspect.unwrap(inner), "__code__") else type(inner).__call__
     for made in (grade, grade_one):
-        wraps(_with_code(function))(made)
+        wraps(plain)(made)
     batch = grade if rewards.is_batch else None
     made_verifier = Verifier(rewards.name, RewardParams, None if batch else grade_one, batch)
     made_verifier.columns = rewards.columns
     made_verifier.reads_reference = rewards.reads_reference
     return made_verifier
-
-
-def _with_code(function: Any) -> Any:
-    """Return a function that has a file and a line: that of a partial, or the method of an object that is called."""
-    function = inner_of(function)
-    return function if hasattr(inspect.unwrap(function), "__code__") else type(function).__call__
 
 
 def _one_verdict(value: Any, success: float | None) -> Verdict:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -31,12 +31,15 @@ class ExactParams(VerifierParams):
 @verifier
 def exact(attempt: Attempt, params: ExactParams) -> Verdict:
     """Return 1 if the answer is the reference, or one of a list of references, up to what `params` ignore."""
-    golds = _golds(attempt.reference)
+    reference = attempt.reference
+    golds = reference if isinstance(reference, list) else [reference]
+    if not golds or not all(isinstance(g, str | int | float) and str(g).strip() for g in golds):
+        raise DataError(f"reference: expected a non-empty text or a list of such, got {reference!r:.80}")
     text = one_answer(attempt, params.max_chars) if params.where == "answer" else _response(attempt, params.max_chars)
     if isinstance(text, Verdict):
         return text
     answer = _normal(text, params)
-    right = any(answer in (_normal(g, params), _normal(without_decoration(g), params)) for g in golds)
+    right = any(answer in (_normal(g, params), _normal(without_decoration(g), params)) for g in map(str, golds))
     return Verdict("graded", float(right), "equal" if right else f"different: {answer:.80}", text)
 
 
@@ -61,10 +64,3 @@ def _normal(text: str, params: ExactParams) -> str:
     if params.ignore_punctuation:
         text = " ".join("".join(c if c.isalnum() else " " for c in text).split())
     return ARTICLES.sub("", text) if params.ignore_articles else text
-
-
-def _golds(reference: Any) -> list[str]:
-    golds = reference if isinstance(reference, list) else [reference]
-    if not golds or not all(isinstance(g, str | int | float) and str(g).strip() for g in golds):
-        raise DataError(f"reference: expected a non-empty text or a list of such, got {reference!r:.80}")
-    return [str(g) for g in golds]

@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.types import Attempt, Verdict
-from verizero.verifiers._natural_language import KNOWN, is_written_in, language_of
-from verizero.verifiers.answer import after_thinking, too_long
+from verizero.verifiers._natural_language import KNOWN, language_of
+from verizero.verifiers.answer import after_thinking, folded, too_long
 from verizero.verifiers.base import VerifierParams, verifier
 
 SENTENCE_END = re.compile(
@@ -125,12 +125,12 @@ class Edges(Constraint):
         if self.quoted and not (len(bare) > 2 and bare[0] == bare[-1] == '"'):
             return False
         if self.repeat_prompt:
-            start = _folded(prompt)
-            if not start or not _folded(bare).startswith(start) or len(bare) <= len(prompt.strip()):
+            start = folded(prompt)
+            if not start or not folded(bare).startswith(start) or len(bare) <= len(prompt.strip()):
                 return False
-        folded = bare.casefold()
-        inside = folded.strip('"').strip()
-        starts = (inside if self.quoted else folded).startswith(self.start.strip().casefold())
+        lower = bare.casefold()
+        inside = lower.strip('"').strip()
+        starts = (inside if self.quoted else lower).startswith(self.start.strip().casefold())
         return starts and inside.endswith(self.end.strip().casefold())
 
 
@@ -158,7 +158,7 @@ class Language(Constraint):
         return code
 
     def holds(self, text: str, prompt: str) -> bool:
-        return is_written_in(text, self.code)
+        return language_of(text) == self.code
 
 
 class Json(Constraint):
@@ -289,12 +289,8 @@ def paragraphs_of(text: str) -> list[str]:
 def occurrences(word: str, text: str, whole: bool = True) -> int:
     """Return the number of occurrences of a word or phrase in any case, inside other words too unless `whole`."""
     if not whole:
-        return _folded(text).count(_folded(word))
-    return len(re.findall(rf"(?<!\w){re.escape(_folded(word))}(?!\w)", _folded(text)))
-
-
-def _folded(text: str) -> str:
-    return " ".join(text.split()).casefold()
+        return folded(text).count(folded(word))
+    return len(re.findall(rf"(?<!\w){re.escape(folded(word))}(?!\w)", folded(text)))
 
 
 def is_within(number: int, low: int, high: int | None) -> bool:

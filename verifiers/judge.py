@@ -73,7 +73,10 @@ def _one(attempt: Attempt, params: JudgeParams) -> Verdict:
     if len(part.text) > MAX_CHARS:
         return too_long(part.text)
     try:
-        score, reason = read_score(_ask(messages(attempt, part.text, params), params))
+        assert params.url is not None
+        body = {"model": params.model, "messages": messages(attempt, part.text, params), "temperature": 0}
+        choice = chat(params.url, body, params, "judge", params.backoff_s)
+        score, reason = read_score(str(choice["message"]["content"]))
     except GradingError as exc:
         return Verdict("verifier_error", reason=str(exc)[:300], seconds=time.perf_counter() - start)
     return Verdict("graded", score, f"judged: {reason}"[:300], part.text[:200], time.perf_counter() - start)
@@ -121,10 +124,3 @@ def _score_objects(text: str) -> list[dict[str, Any]]:
             objects += [value] if "score" in value else []
         at = text.find("{", end)
     return objects
-
-
-def _ask(conversation: list[dict[str, str]], params: JudgeParams) -> str:
-    assert params.url is not None
-    body = {"model": params.model, "messages": conversation, "temperature": 0}
-    choice = chat(params.url, body, params, "judge", params.backoff_s)
-    return str(choice["message"]["content"])

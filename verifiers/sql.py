@@ -48,23 +48,16 @@ def grade(attempts: Sequence[Attempt], params: SqlParams, run: Run) -> list[Verd
         if program.text is None:
             return program.no_answer()
         query = program.text.strip().rstrip(";").strip()
-        return Job(INSIDE, _tests(setups, query, ordered, lines, params), "stdin"), query
+        common = {"query": query, "ordered": ordered, "max_rows": params.max_rows, "max_steps": params.max_steps}
+        inputs = (json.dumps({"setup": setup, **common}) for setup in setups)
+        tests = tuple({"input": i, "output": line} for i, line in zip(inputs, lines, strict=True))
+        return Job(INSIDE, tests, "stdin"), query
 
     def run_distinct(work: list[tuple[Job, str]]) -> list[Verdict]:
         outcomes = run_or_fail([job for job, _ in work], run)
         return [_verdict(outcome, query) for outcome, (_, query) in zip(outcomes, work, strict=True)]
 
     return grade_distinct(attempts, prepare, lambda work: same_tests(work[0]), run_distinct)
-
-
-def _tests(
-    setups: Sequence[str], query: str, ordered: bool, wanted: Sequence[str], params: SqlParams
-) -> tuple[dict[str, Any], ...]:
-    common = {"query": query, "ordered": ordered, "max_rows": params.max_rows, "max_steps": params.max_steps}
-    return tuple(
-        {"input": json.dumps({"setup": setup, **common}), "output": line}
-        for setup, line in zip(setups, wanted, strict=True)
-    )
 
 
 def _verdict(outcome: Outcome, query: str) -> Verdict:

@@ -30,6 +30,7 @@ __all__ = [
     "announced_answer",
     "boxed_or_tagged",
     "final_answer",
+    "folded",
     "is_blank",
     "last_box",
     "last_tag",
@@ -80,13 +81,14 @@ def _as_reference(text: str, reference: Any) -> str | None:
     texts = [str(r) for r in references if isinstance(r, str | int | float)]
     if len(text) > MAX_DECORATION + max(map(len, texts), default=-MAX_DECORATION):
         return None
-    wanted = {_plain(t) for text in texts for t in (text, without_decoration(text))}
+    wanted = {folded(t) for text in texts for t in (text, without_decoration(text))}
     return next(
-        (t for t in (text.strip(), without_decoration(text), text.removesuffix(".")) if _plain(t) in wanted), None
+        (t for t in (text.strip(), without_decoration(text), text.removesuffix(".")) if folded(t) in wanted), None
     )
 
 
-def _plain(text: str) -> str:
+def folded(text: str) -> str:
+    """Return a text in one case, with one space between its words."""
     return " ".join(text.split()).casefold()
 
 

@@ -66,11 +66,6 @@ def candidate_below(content: str, rest: str) -> str | None:
     return line[1] if all(values) or (not any(values) and short) else None
 
 
-def is_of_another(text: str, cue: re.Match[str]) -> bool:
-    """True if a cue tells of a wrong or an earlier answer: "the common wrong answer is"."""
-    return OF_ANOTHER.search(text[max(0, cue.start() - 20) : cue.start()]) is not None
-
-
 def is_supposed(text: str, cue: re.Match[str]) -> bool:
     """True if a cue only says what the answer would be, in a sentence that begins with an "if"."""
     return cue.group().endswith("would be") and bool(SUPPOSITION.search(text[max(0, cue.start() - 200) : cue.start()]))

@@ -122,11 +122,6 @@ SENTENCE = [
 ]
 
 
-def letter_announced(content: str) -> str | None:
-    """Return the letter that is all the text behind an announcement, or that it prefers to another; None if none is."""
-    return _first(ANNOUNCED, content)
-
-
 def letter_stated(sentence: str) -> str | None:
     """Return the letter that a whole sentence names the right one; None if it names none, or says more than that."""
     return _first(SENTENCE, sentence)
@@ -194,7 +189,7 @@ def announced_answer(text: str) -> Answer | None:
     every = list(CUE.finditer(text))
     if not every:
         return None
-    cues = [cue for cue in every if not hedges.is_of_another(text, cue)]
+    cues = [c for c in every if not hedges.OF_ANOTHER.search(text[max(0, c.start() - 20) : c.start()])]
     if not cues or hedges.is_supposed(text, cues[-1]):
         return Answer(None, "no_conclusion")
     return replace(_behind(text, cues[-1]), uncut=tuple(text[c.end() :].lstrip(BETWEEN) for c in cues[-MAX_CUES:]))
@@ -216,7 +211,7 @@ def _behind(text: str, cue: re.Match[str]) -> Answer:
     if ENDS_OPEN.search(content) or (ENDS_OPEN.search(text[-40:]) and not sentence_ends(rest)):
         return Answer(None, "no_conclusion")
     other = cue["other"] is not None
-    if (letter := letter_announced(content)) is not None:
+    if (letter := _first(ANNOUNCED, content)) is not None:
         return Answer(letter, "cue", alternative=alternative, other_language=other)
     if other and DENIES.search(f"{cue.group()} {content}"[:MAX_CLOSING]):
         return Answer(None, "no_conclusion")

@@ -142,11 +142,12 @@ def _as_object(reference: Any) -> dict[str, Any]:
     # A table has every column in every row: those without a value say nothing.
     keyed = {key: value for key, value in reference.items() if value is not None}
     if isinstance(tests := keyed.get("tests"), str) and tests.lstrip()[:1] == "[":
-        keyed["tests"] = _list_or_text(tests)
+        keyed["tests"] = json_or_text(tests)
     return keyed
 
 
-def _list_or_text(text: str) -> Any:
+def json_or_text(text: str) -> Any:
+    """Return the value of a JSON text; any other text as it is."""
     try:
         return parse_json(text)
     except (ValueError, RecursionError):
@@ -164,7 +165,11 @@ def _with_common(tests: Tests, reference: Reference) -> Tests:
         if key in reference:
             own[key] = text_of(reference[key], f"reference.{key}")
     if "limits" in reference:
-        own["limits"] = {**tests.limits, **limits_of(reference["limits"])}
+        limits = reference["limits"]
+        if not isinstance(limits, Mapping) or not set(limits) <= set(LIMITS):
+            known = ", ".join(LIMITS)
+            raise DataError(f"reference.limits: expected an object with some of {known}, got {limits!r:.60}")
+        own["limits"] = {**tests.limits, **{n: positive(v, f"reference.limits.{n}") for n, v in limits.items()}}
     for name, limit in own.get("limits", tests.limits).items():
         if limit > MOST[name]:
             raise DataError(f"reference: its limit {name} must be at most {MOST[name]}, got {limit!r:.40}")
@@ -189,14 +194,11 @@ def language_of(value: Any) -> Language:
     return known[name]
 
 
-def limits_of(value: Any) -> dict[str, float]:
-    """Return limits of a row. Raises: DataError naming the limit."""
-    if not isinstance(value, Mapping) or not set(value) <= set(LIMITS):
-        raise DataError(f"reference.limits: expected an object with some of {', '.join(LIMITS)}, got {value!r:.60}")
-    for name, limit in value.items():
-        if isinstance(limit, bool) or not isinstance(limit, int | float) or not limit > 0:
-            raise DataError(f"reference.limits.{name}: expected a number above 0, got {limit!r:.40}")
-    return dict(value)
+def positive(value: Any, field_name: str) -> float:
+    """Return a number above 0. Raises: DataError naming the field."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise DataError(f"{field_name}: expected a number above 0, got {value!r:.40}")
+    return value
 
 
 def _unknown(reference: Reference) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.host.disk import parse_json
-from verizero.verifiers.layouts.base import Layout, Reference, Suite, Test, text_of
+from verizero.verifiers.layouts.base import Layout, Reference, Suite, Test, positive, text_of
 from verizero.verifiers.layouts.in_and_out import call_test, json_lines, objects, require_keys, stdin_test
 
 MAX_UNPACKED = 1 << 28
@@ -144,14 +144,8 @@ def _codeforces(reference: Reference) -> Suite:
     limits: dict[str, float] = {}
     for key, limit in (("time_limit", "cpu_s"), ("memory_limit", "memory_mib")):
         if key in reference:
-            limits[limit] = _positive(reference[key], f"reference.{key}")
+            limits[limit] = positive(reference[key], f"reference.{key}")
     return Suite("stdin", tuple(tests), checker=checker, limits=limits)
-
-
-def _positive(value: Any, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise DataError(f"{where}: expected a number above 0, got {value!r:.40}")
-    return float(value)
 
 
 # fmt: off

@@ -8,7 +8,7 @@ from typing import Any
 
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.host.disk import json_text, parse_json
-from verizero.verifiers.layouts.base import Layout, Reference, Suite, Test, language_of, layout_of
+from verizero.verifiers.layouts.base import Layout, Reference, Suite, Test, json_or_text, language_of, layout_of
 
 TYPED = ("testtype", "type")
 """Keys of tests of other layouts."""
@@ -52,14 +52,6 @@ def json_lines(text: str, where: str) -> list[Any]:
         return [parse_json(line) for line in text.split("\n") if line.strip()]
     except (ValueError, RecursionError) as exc:
         raise DataError(f"{where}: the arguments must be JSON, one a line ({exc}), got {text!r:.60}") from exc
-
-
-def json_or_text(text: str) -> Any:
-    """Return the value of a JSON text; any other text as it is."""
-    try:
-        return parse_json(text)
-    except (ValueError, RecursionError):
-        return text
 
 
 def objects(value: Any, where: str) -> list[Mapping[str, Any]]:

@@ -176,7 +176,15 @@ def _mbpp_plus(reference: Reference) -> Asserts:
 
 def _bigcodebench(reference: Reference) -> Asserts:
     """Return the tests. Raises: DataError naming the packages that are missing."""
-    require_packages(_packages(reference["libs"]), "reference.libs")
+    libs = reference["libs"]
+    if isinstance(libs, str):  # a list as Python writes it
+        try:
+            libs = ast.literal_eval(libs)
+        except (ValueError, SyntaxError) as exc:
+            raise DataError(f"reference.libs: not a list of packages ({exc}), got {libs!r:.60}") from exc
+    if not isinstance(libs, list) or not all(isinstance(name, str) for name in libs):
+        raise DataError(f"reference.libs: expected a list of packages, got {libs!r:.60}")
+    require_packages([name.partition(".")[0] for name in libs], "reference.libs")
     tests = parsed(reference["test"], "reference.test")
     fn = function_name(reference["entry_point"])
     prompt = reference.get("code_prompt")
@@ -185,18 +193,6 @@ def _bigcodebench(reference: Reference) -> Asserts:
     # The prompt ends in the head of the function, without a body.
     helpers = helpers_of(f"{prompt}\n    pass\n", fn) if prompt else ""
     return Asserts(reference["test"], "", fn, f"{imports}\n{helpers}")
-
-
-def _packages(libs: Any) -> list[str]:
-    """Return the packages of the column, which is a list, or one as Python writes it."""
-    if isinstance(libs, str):
-        try:
-            libs = ast.literal_eval(libs)
-        except (ValueError, SyntaxError) as exc:
-            raise DataError(f"reference.libs: not a list of packages ({exc}), got {libs!r:.60}") from exc
-    if not isinstance(libs, list) or not all(isinstance(name, str) for name in libs):
-        raise DataError(f"reference.libs: expected a list of packages, got {libs!r:.60}")
-    return [name.partition(".")[0] for name in libs]
 
 
 # fmt: off

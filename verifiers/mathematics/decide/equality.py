@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
 
 from mpmath import libmp
 
@@ -306,7 +305,8 @@ def _same_here(a: Node, b: Node, point: dict[str, Exact], is_complex: bool) -> b
 
     Raises: Undefined if the gold has no value there.
     """
-    digits = sum(_digits(n) for t in (a, b) for n in nodes(t))
+    numbers = [n.args[0] for t in (a, b) for n in nodes(t) if n.op in {"num", "dec"}]
+    digits = sum(int(abs(n.numerator).bit_length() + n.denominator.bit_length()) // 3 for n in numbers)
     precision = PRECISION
     for _ in range(4):
         gold = bounds(a, point, precision, is_complex)
@@ -329,12 +329,6 @@ def _same_here(a: Node, b: Node, point: dict[str, Exact], is_complex: bool) -> b
         if precision > MAX_PRECISION:
             return None
     return None
-
-
-def _digits(node: Node) -> int:
-    if node.op not in {"num", "dec"}:
-        return 0
-    return int(abs(node.args[0].numerator).bit_length() + node.args[0].denominator.bit_length()) // 3
 
 
 @lru_cache(maxsize=4_096)
@@ -364,11 +358,9 @@ def _approximate(tree: Node) -> float | None:
 def within(tree: Node, low: Fraction, high: Fraction) -> bool:
     """True if the constant `tree` is a real number with low <= value < high."""
     above, below = (_real_bounds(difference(tree, num(end))) for end in (low, high))
-    return above is not None and below is not None and _sign(above[0]) >= 0 > _sign(below[1])
-
-
-def _sign(bound: Any) -> int:
-    return int(libmp.mpf_sign(bound))
+    if above is None or below is None:
+        return False
+    return bool(libmp.mpf_sign(above[0]) >= 0 > libmp.mpf_sign(below[1]))
 
 
 def _real_bounds(tree: Node) -> Mpi | None:

@@ -276,16 +276,13 @@ def _styled(name: str, inner: str, spaced: bool, nesting: int, out: list[Token],
     if not inside:
         return
     is_prose = name in vocabulary.TEXT_STYLES and not any(t.value in SUMMING for t in inside)
-    if len(inside) == 1 or is_prose or _is_unit_phrase(inside):
+    kinds = {t.kind for t in inside if t.value not in {"/", "^", ","}}
+    is_unit_phrase = "word" in kinds and kinds <= {"word", "sym", "num"}
+    if len(inside) == 1 or is_prose or is_unit_phrase:
         # A style separates its words from what precedes them, with or without a space in the source.
         out += [inside[0]._replace(spaced=True), *inside[1:]]
     else:
         out += [Token("op", "{", spaced), *inside, Token("op", "}", False)]
-
-
-def _is_unit_phrase(inside: list[Token]) -> bool:
-    kinds = {t.kind for t in inside if t.value not in {"/", "^", ","}}
-    return "word" in {t.kind for t in inside} and kinds <= {"word", "sym", "num"}
 
 
 def argument(text: str, at: int) -> tuple[str, int]:

@@ -131,15 +131,12 @@ def _function_argument(cursor: Cursor) -> Node:
         return primary(cursor)
     sign = cursor.take_op("-", "+")
     argument = power(cursor)
-    while starts_factor(cursor) and not cursor.is_op("(", "[") and not _is_function(cursor.peek()):
-        if cursor.peek().kind == "word":
+    while starts_factor(cursor) and not cursor.is_op("(", "["):
+        token = cursor.peek()
+        if token.kind == "word" or (token.kind == "cmd" and (token.value in NAMED or token.value in UNDONE)):
             break
         argument = times(argument, power(cursor))
     return neg(argument) if sign == "-" else argument
-
-
-def _is_function(token: Token) -> bool:
-    return token.kind == "cmd" and (token.value in NAMED or token.value in UNDONE)
 
 
 def command(cursor: Cursor) -> Node:
@@ -382,7 +379,12 @@ def bracketed(cursor: Cursor) -> Node | None:
         cursor.expect("rfloor" if opening == "lfloor" else "rceil")
         return Node("floor" if opening == "lfloor" else "ceil", (inner,))
     if opening == "<" and cursor.peek(1).kind in {"num", "sym", "op"}:
-        return _angled(cursor)
+        cursor.at += 1
+        items = [sum_of(cursor)]
+        while cursor.take_op(","):
+            items.append(sum_of(cursor))
+        cursor.expect(">")
+        return Node("tuple", ("(", ")", *items))
     if opening not in CLOSES:
         return None
     cursor.at += 1
@@ -404,15 +406,6 @@ def _absolute(cursor: Cursor, opening: str) -> Node:
     cursor.bars -= opening == "|"
     cursor.expect("|" if opening == "|" else "rvert")
     return Node("det" if inner.op == "matrix" else "abs", (inner,))
-
-
-def _angled(cursor: Cursor) -> Node:
-    cursor.at += 1
-    items = [sum_of(cursor)]
-    while cursor.take_op(","):
-        items.append(sum_of(cursor))
-    cursor.expect(">")
-    return Node("tuple", ("(", ")", *items))
 
 
 def _bracket(cursor: Cursor, opening: str) -> Node:
