@@ -64,7 +64,10 @@ def record_step(
         report_failures(recorder, setup, (state.stage.name, state.rl_step + 1), tally, batch.sampled, consequence)
     recorder.work.add("generate", sum(m.rollout.num_sampled for g in batch.sampled for m in g.members))
     if batch.updates:
-        row |= trained_responses([group for groups, _ in batch.updates for group in groups])
+        # Without the training mask, so that the diagnosis can notice a wrong one.
+        trained = [m.rollout for groups, _ in batch.updates for g in groups for m in g.members if m.reward is not None]
+        row["responses/trained"] = float(len(trained))
+        row["responses/tokens"] = float(sum(r.num_sampled for r in trained))
     for groups, update in batch.updates:
         recorder.work.add("update", *trained_tokens_and_flops(workers, setup, groups, update))
     step_row = StepRow(
@@ -120,15 +123,6 @@ def trained_tokens_and_flops(
     num_epochs = update.get("updates", 1.0) / setup.algorithm.params.num_minibatches
     tokens = sum(n for n, _ in sizes)
     return round(num_epochs * tokens), num_epochs * update_flops(workers.backend.model, sizes)
-
-
-def trained_responses(groups: Sequence[Group]) -> StepMetrics:
-    """Return the number of responses in the update, and of the tokens that the policy sampled in them.
-
-    Counted without the training mask, so that the diagnosis can notice a wrong mask.
-    """
-    rollouts = [m.rollout for g in groups for m in g.members if m.reward is not None]
-    return {"responses/trained": float(len(rollouts)), "responses/tokens": float(sum(r.num_sampled for r in rollouts))}
 
 
 def rollout_metrics(batch: Batch) -> StepMetrics:

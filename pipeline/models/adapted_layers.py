@@ -25,7 +25,9 @@ def chosen(model: Any, targets: Sequence[str]) -> tuple[list[str], list[str]]:
     `targets`: names, or their ends; none means all but the output layer and the routers of experts.
     Raises: ValueError naming those that are neither.
     """
-    linear, experts = _linear_layers(model), _experts(model)
+    linear, num = _linear_layers(model), num_experts(model.config)
+    # Parameters that hold a matrix for each expert.
+    experts = [n for n, p in model.named_parameters() if p.dim() == 3 and num is not None and len(p) == num > 1]
     if not targets:
         apart = _apart(model)
         return [name for name in linear if name not in apart], sorted({_end(name, 2) for name in experts})
@@ -92,12 +94,6 @@ def _linear_layers(model: Any) -> list[str]:
     from transformers.pytorch_utils import Conv1D
 
     return [name for name, module in model.named_modules() if isinstance(module, (torch.nn.Linear, Conv1D))]
-
-
-def _experts(model: Any) -> list[str]:
-    """Return the names of parameters that hold a matrix for each expert."""
-    num = num_experts(model.config)
-    return [n for n, p in model.named_parameters() if p.dim() == 3 and num is not None and len(p) == num > 1]
 
 
 def _apart(model: Any) -> set[str]:

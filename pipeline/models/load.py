@@ -197,7 +197,10 @@ def quiet() -> None:
     if not torch.cuda.is_available():
         # transformers imports DeepSpeed where it is installed, whatever trains; it would warn that it sees no GPU.
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    without_triton()
+    if not torch.accelerator.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+        # torch's compiler, which transformers imports, asks once for triton: 70 MiB that compile nothing here.
+        with absent("triton"):
+            importlib.import_module("torch._dynamo")
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -216,13 +219,3 @@ def absent(*names: str) -> Iterator[None]:
             del sys.modules[name]
             if module is not None:
                 sys.modules[name] = module
-
-
-def without_triton() -> None:
-    """Have torch's compiler, which transformers imports, do without triton on a machine that it compiles nothing for.
-
-    Its library takes 70 MiB of memory, and torch asks once whether it is there.
-    """
-    if not torch.accelerator.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
-        with absent("triton"):
-            importlib.import_module("torch._dynamo")

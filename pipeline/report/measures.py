@@ -178,11 +178,8 @@ def used() -> Used:
     # user, nice, system, idle, iowait, irq, softirq, steal
     times = [[int(text) / tick for text in row[1:9]] for row in rows if row[0] in mine]
     idle = sum(row[3] + row[4] for row in times)
-    return Used(_own_seconds(tick), sum(map(sum, times)) - idle, idle)
-
-
-def _own_seconds(tick: int) -> float:
     # The launcher's other ranks are no children of this one, but of its parent.
     root = os.getppid() if "WORLD_SIZE" in os.environ else os.getpid()
     # utime, stime, and those of children that have ended
-    return sum(sum(map(int, stat[11:15])) / tick for stat in family_of(root).values())
+    own = sum(sum(map(int, stat[11:15])) / tick for stat in family_of(root).values())
+    return Used(own, sum(map(sum, times)) - idle, idle)

@@ -102,7 +102,8 @@ def _of_responses(parts: Parts, inputs: AdvantageInputs) -> Advantages:
     reward_kl = _reward_kl(parts, inputs, mask)
     penalty = reward_kl * parts.params.kl_coef
     # [B, T]: the KL is charged at its own token, the verifier's reward at the last one.
-    token_rewards = -penalty + _last_token(mask) * rewards.unsqueeze(1)
+    later = mask.flip(1).cumsum(1).flip(1)  # number of trained tokens from here to the end
+    token_rewards = -penalty + (mask & (later == 1)).double() * rewards.unsqueeze(1)
     rewarded = Rewarded(
         rewards=rewards - penalty.sum(dim=1),  # the sum of a row of `token_rewards`
         token_rewards=token_rewards,
@@ -147,12 +148,6 @@ def _clipped(parts: Parts, rewards: Tensor) -> Tensor:
 
 def _double(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.double()
-
-
-def _last_token(mask: Tensor) -> Tensor:
-    """Return [B, T] float64: 1 at each row's last trained token, if it has any."""
-    later = mask.flip(1).cumsum(1).flip(1)  # number of trained tokens from here to the end
-    return (mask & (later == 1)).double()
 
 
 def _reward_kl(parts: Parts, inputs: AdvantageInputs, mask: Tensor) -> Tensor:

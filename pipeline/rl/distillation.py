@@ -71,7 +71,9 @@ def compare(logits: Tensor, targets: Tensor, teacher: Tensor | ServedLogprobs, o
     outside = torch.zeros_like(picked, requires_grad=False)
     if objective.over == "sampled":
         theirs = teacher.logprobs[:, 0] if isinstance(teacher, ServedLogprobs) else at(log_q, targets)
-        values = sampled_reverse_kl(picked, theirs.to(picked.dtype))
+        # log p(y) - log q(y), whose gradient is that number times grad log p(y), as of policy gradient.
+        gap = (picked - theirs.to(picked.dtype)).detach()
+        values = gap + gap * (picked - picked.detach())
         kl = values.detach()
     else:
         mine, theirs, ids = _outcomes(log_p, log_q, teacher, objective)
@@ -92,15 +94,6 @@ def divergence(name: Divergence, log_p: Tensor, log_q: Tensor) -> Tensor:
     """Return D of each distribution [..., V] of the policy (log_p) from the teacher's (log_q), [...]."""
     log_a, log_b = (log_p, log_q) if name == "reverse_kl" else (log_q, log_p)
     return (log_a.exp() * (log_a - log_b)).sum(-1)
-
-
-def sampled_reverse_kl(logprobs: Tensor, teacher_logprobs: Tensor) -> Tensor:
-    """Return log p(y) - log q(y) of sampled tokens, whose gradient is that number times grad log p(y).
-
-    That is policy gradient with the advantage log q(y) - log p(y) per token.
-    """
-    gap = (logprobs - teacher_logprobs).detach()
-    return gap + gap * (logprobs - logprobs.detach())
 
 
 def with_rest(log_probs: Tensor, ids: Tensor) -> Tensor:

@@ -105,7 +105,8 @@ def policy_loss(parts: Parts, inputs: LossInputs, totals: Counts) -> LossOutput:
     selected = None if inputs.selected is None else inputs.selected > 0
     surrogate = SurrogateInputs(logprobs, log_ratio, advantages, mask_without_drops, selected)
     objective = parts.surrogate.function(surrogate, **parts.surrogate.options)  # [B, T] or [B, 1]
-    drops |= _tokens_without_gradient(parts, surrogate)
+    if (entry := parts.surrogate_entry) is not None and entry.tokens_without_gradient is not None:
+        drops["stopped"] = load(entry.tokens_without_gradient)(surrogate, **parts.surrogate.options)
     if objective.shape != weight.shape:
         weight = response_weight(weight, mask_without_drops)
     # A dropped token's objective may be infinite, and 0 * inf is NaN.
@@ -183,14 +184,6 @@ def ratio_logprobs(parts: Parts, stale: Tensor | None, own_old: Tensor, gen: Ten
     return torch.where(stale.unsqueeze(1), gen, own_old)
 
 
-def _tokens_without_gradient(parts: Parts, x: SurrogateInputs) -> dict[str, Tensor]:
-    """Return the tokens [B, T] bool that the surrogate gives no gradient, to be counted; empty if it tells none."""
-    entry = parts.surrogate_entry
-    if entry is None or entry.tokens_without_gradient is None:
-        return {}
-    return {"stopped": load(entry.tokens_without_gradient)(x, **parts.surrogate.options)}
-
-
 def _weights(
     parts: Parts, inputs: LossInputs, mask: Tensor, logs: tuple[Tensor, Tensor, Tensor | None, Tensor], old: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -250,7 +243,10 @@ def _terms(
         # The KL counts every trained token: no importance weights, nothing dropped.
         losses["kl_loss"] = parts.params.kl_coef * _aggregate(parts, kl_by_token, mask, totals, inputs)
     if parts.params.entropy_coef != 0:
-        losses["entropy_loss"] = -parts.params.entropy_coef * _mean_entropy(inputs.entropy, mask, totals)
+        if inputs.entropy is None:
+            raise DataError("an entropy bonus needs entropy [B, T], got None; see logprobs.logprobs_and_entropy")
+        mean_entropy = reduce.divide(masked_sum(working(inputs.entropy), mask), totals.tokens)
+        losses["entropy_loss"] = -parts.params.entropy_coef * mean_entropy
     return losses
 
 
@@ -260,12 +256,6 @@ def _kl_by_token(parts: Parts, logprobs: Tensor, ref: Tensor | None, old: Tensor
     # Over the whole mask: the KL counts tokens that the objective drops.
     log_ratio = load(parts.ratio_entry.log_ratio)(logprobs, old, mask) if parts.params.kl_form == "k3_ratio" else None
     return estimate_kl(parts.params.kl_form, logprobs, ref, old, parts.params.kl_cap, log_ratio)
-
-
-def _mean_entropy(entropy: Tensor | None, mask: Tensor, totals: Counts) -> Tensor:
-    if entropy is None:
-        raise DataError("an entropy bonus needs entropy [B, T], got None; see logprobs.logprobs_and_entropy")
-    return reduce.divide(masked_sum(working(entropy), mask), totals.tokens)
 
 
 def _old_logprobs(parts: Parts, inputs: LossInputs, logprobs: Tensor, mask: Tensor) -> Tensor:

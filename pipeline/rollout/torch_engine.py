@@ -252,14 +252,10 @@ class _Decode:
             for part in parts
             for k, seed in enumerate(part.request.seeds)
         ]
-        self._draw(self._admit(parts, self.slots.take(new)), new)
+        prompts, repeats = [p.request.prompt_ids for p in parts], [len(p.request.seeds) for p in parts]
+        self._draw(self.decoder.admit(self.cache, prompts, repeats, self.slots.take(new)), new)
         self._resize(max(self.slots.taken) + 1)
         return True
-
-    def _admit(self, parts: Sequence[RequestPart], slots: Sequence[int]) -> torch.Tensor:
-        """Compute the prompts of responses, and return the logits [rows, V] of their first tokens."""
-        prompts, repeats = [p.request.prompt_ids for p in parts], [len(p.request.seeds) for p in parts]
-        return self.decoder.admit(self.cache, prompts, repeats, slots)
 
     def _step(self) -> bool:
         """Draw a token for each response in a slot; False if there is none."""

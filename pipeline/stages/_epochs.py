@@ -60,12 +60,15 @@ def train_steps(
 ) -> Iterator[StepMetrics]:
     """Yield the metrics of each step up to `last_step`, and record them when the caller asks for the next.
 
-    A refused update is reported and counted. `order` names the random order of the rows; None: the stage's name.
+    A refused update is reported and counted. `order` names the random order of the rows; None: the stage's name. Each
+    epoch goes through all rows once. A step's rows depend on its number alone, so that a resumed run draws the same.
     """
-    state, recorder = session.state, session.recorder
+    state, recorder, seed = session.state, session.recorder, session.run.seed
     while state.step < last_step:
         with recorder.timed("update"):
-            chosen = batch_rows(num_rows, batch_size, state.step, session.run.seed, order or item.stage)
+            positions = range(state.step * batch_size, (state.step + 1) * batch_size)
+            epochs_and_indices = (divmod(position, num_rows) for position in positions)
+            chosen = [_order(num_rows, seed, order or item.stage, epoch)[index] for epoch, index in epochs_and_indices]
             try:
                 metrics = update(chosen)
             except NonFiniteError as exc:
@@ -90,16 +93,6 @@ def _record(session: Session, item: Item, metrics: StepMetrics) -> None:
     recorder.track({f"{item.stage}/{k}": v for k, v in metrics.items()}, step)
     recorder.progress.advance(step, {"loss": metrics.get("loss", float("nan"))})
     recorder.callbacks.call(session.run.ranks, row)
-
-
-def batch_rows(num_rows: int, batch_size: int, step: int, seed: int, stage: str) -> list[int]:
-    """Return the indices of one batch's rows. Each epoch goes through all rows once, in an order of its own.
-
-    The result depends on the step alone, so that a resumed run draws the same rows.
-    """
-    first = step * batch_size
-    epochs_and_indices = (divmod(position, num_rows) for position in range(first, first + batch_size))
-    return [_order(num_rows, seed, stage, epoch)[index] for epoch, index in epochs_and_indices]
 
 
 @lru_cache(maxsize=2)  # a batch reaches at most into the next epoch, unless it holds more rows than there are

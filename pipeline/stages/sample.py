@@ -50,7 +50,9 @@ def run(session: Session, item: Item, wrap: PhaseWrapper) -> None:
     """
     run, workers, state, recorder = session.run, session.workers, session.state, session.recorder
     section = session.setup.section_as(SampleConfig)
-    prompts = chosen_prompts(run, item, section)
+    prompts = run.data.train
+    if section.prompts is not None and section.prompts < len(prompts):
+        prompts = stream(run.seed, "sample", item.stage).sample(prompts, section.prompts)
     if section.endpoint is None and workers.rollouts.engine.version != state.policy_version:
         wrap("publish", publish)(workers, state, recorder)
     total = -(-len(prompts) // SAMPLED_AT_ONCE)
@@ -70,14 +72,6 @@ def run(session: Session, item: Item, wrap: PhaseWrapper) -> None:
         recorder.callbacks.raise_if_stopped()
     run.ranks.barrier()
     join_pieces(run, recorder, item, total)
-
-
-def chosen_prompts(run: Run, item: Item, section: SampleConfig) -> list[Prompt]:
-    """Return the training prompts that this stage asks: all in order, or a choice drawn for this stage."""
-    train = run.data.train
-    if section.prompts is None or section.prompts >= len(train):
-        return train
-    return stream(run.seed, "sample", item.stage).sample(train, section.prompts)
 
 
 def sample_piece(

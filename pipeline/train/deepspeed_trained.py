@@ -219,13 +219,17 @@ class DeepSpeedTrained(Trained):
     def _make_moments(self) -> None:
         """Make AdamW's moments before its first update, which would make them."""
         parameters = [p for group in self._adamw.param_groups for p in group["params"]]
-        for p in master_weights(self.engine.optimizer) or parameters:
+        # ZeRO 3 lends one float32 shard at a time to the parameter groups, for the step alone; no call returns them.
+        for p in getattr(self.engine.optimizer, "fp32_partitioned_groups_flat", None) or parameters:
             if not self._adamw.state.get(p):
                 self._adamw.state[p] = {
                     "step": torch.zeros((), device=p.device, dtype=torch.float32),
                     **{key: torch.zeros_like(p) for key in MOMENTS},
                 }
-        link_moments(self.engine.optimizer)
+        # ZeRO 1 and 2 make moments visible to `safe_get_full_optimizer_state` in their first step. The public function
+        # in `deepspeed.utils` leaves the optimiser's flag unset, and the first step would link again.
+        if hasattr(self.engine.optimizer, "_lazy_init_hp_params_optimizer_state"):
+            self.engine.optimizer._lazy_init_hp_params_optimizer_state()
 
     def _set(self, p: Tensor, key: str, value: Tensor) -> None:
         """Set a parameter's master weight or moment to a whole value, on every rank."""
@@ -309,26 +313,6 @@ def _library(device: torch.device) -> Any:
 
 
 # Names of DeepSpeed 0.19.8 that are not part of its interface, each with the reason for its use.
-
-
-def master_weights(optimizer: Any) -> list[Any] | None:
-    """Return the float32 shards that ZeRO 3 optimises; None for other stages, whose parameter groups hold them.
-
-    ZeRO 3 lends one shard at a time to the parameter groups, for the step alone. To put moments into AdamW's state
-    before its first step, as a resumed run must, the shards themselves are needed, and no call returns them.
-    """
-    shards: list[Any] | None = getattr(optimizer, "fp32_partitioned_groups_flat", None)
-    return shards
-
-
-def link_moments(optimizer: Any) -> None:
-    """Make moments that were put into AdamW's state visible to `safe_get_full_optimizer_state` and its sisters.
-
-    ZeRO 1 and 2 do so in their first step. A public function of the same purpose exists (`deepspeed.utils`), but it
-    leaves the optimiser's flag unset, and the first step would link again.
-    """
-    if hasattr(optimizer, "_lazy_init_hp_params_optimizer_state"):
-        optimizer._lazy_init_hp_params_optimizer_state()
 
 
 def zero_stored_gradients(optimizer: Any) -> None:

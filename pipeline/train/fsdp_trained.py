@@ -246,7 +246,10 @@ class FsdpTrained(Trained):
         prefix = f"{part}/" if part else ""
         read_tensors({f"{prefix}{name}": t for name, t in self.tensors().items()}, folder / SHARDS)
         if self.config is not None:
-            self._set_step((state[part] if part else state)["num_updates"])
+            self.num_updates = (state[part] if part else state)["num_updates"]
+            self._renew()
+            for name in self._rows:  # AdamW corrects its bias by the number of updates
+                self._moments(name)["step"].fill_(float(self.num_updates))
 
     def read_adapters(self, adapted: Adapted, folder: Path) -> None:
         """Check that a checkpoint's adapters are of this base; they are among the shards."""
@@ -286,13 +289,6 @@ class FsdpTrained(Trained):
         finally:
             self.discard()
         return float(norm)
-
-    def _set_step(self, num_updates: int) -> None:
-        """Set AdamW's number of updates, by which it corrects its bias, after weights and moments were read."""
-        self.num_updates = num_updates
-        self._renew()
-        for name in self._rows:
-            self._moments(name)["step"].fill_(float(num_updates))
 
     def _moments(self, name: str) -> dict[str, Any]:
         """Return AdamW's state of this rank's rows; before the first update, make it as AdamW would."""
@@ -501,7 +497,11 @@ def divided(
     # Inputs have the right type already: the model is in half precision itself.
     policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
     shell = AnyForward(model)
-    for block in [*blocks_of(model), *_untied(model), shell]:
+    # Tied embeddings must be gathered together: they are with the rest, whole throughout forward and backward.
+    embedding, head = model.get_input_embeddings(), getattr(model, "lm_head", None)
+    is_tied = head is not None and head.weight is embedding.weight
+    untied = [] if is_tied else [m for m in (embedding, head) if m is not None]
+    for block in [*blocks_of(model), *untied, shell]:
         if read is not None:
             read(block)
         fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
@@ -536,17 +536,6 @@ def own_rows(p: Any) -> slice:
     rows_per_rank = -(-num // mesh.size())
     start = min(mesh.get_local_rank() * rows_per_rank, num)
     return slice(start, min(start + rows_per_rank, num))
-
-
-def _untied(model: Any) -> list[Any]:
-    """Return input and output embeddings if they are not tied; each is gathered separately.
-
-    Tied ones must be gathered together: they are with the rest, whole throughout forward and backward.
-    """
-    embedding, head = model.get_input_embeddings(), getattr(model, "lm_head", None)
-    if head is None:
-        return [embedding]
-    return [] if head.weight is embedding.weight else [embedding, head]
 
 
 def gather(whole: Tensor, own: Tensor, group: Any) -> None:

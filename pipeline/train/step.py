@@ -55,9 +55,12 @@ def update(backend: Backend, parts: Parts, groups: Sequence[Group], settings: Se
             num_refused = 1.0
             break
         metrics_of_steps.append(metrics)
+    names = dict.fromkeys(name for of_step in metrics_of_steps for name in of_step)
+    # A minibatch may have no stale row, and so lacks some metrics.
+    values = {name: [of_step[name] for of_step in metrics_of_steps if name in of_step] for name in names}
     metrics = {
         **prepared.advantages.stats,
-        **_averaged(metrics_of_steps),
+        **{name: sum(x) / len(x) for name, x in values.items()},
         "updates": float(len(metrics_of_steps)),
         "updates/refused": num_refused,
         "rows": float(prepared.num_responses),
@@ -70,13 +73,6 @@ def update(backend: Backend, parts: Parts, groups: Sequence[Group], settings: Se
     if parts.params.kl_place != "none":
         metrics["kl/coef"] = parts.params.kl_coef
     return metrics
-
-
-def _averaged(metrics_of_steps: Sequence[StepMetrics]) -> StepMetrics:
-    """Return the mean of each metric over the optimiser steps that have it; a minibatch may have no stale row."""
-    names = dict.fromkeys(name for metrics in metrics_of_steps for name in metrics)
-    values = {name: [metrics[name] for metrics in metrics_of_steps if name in metrics] for name in names}
-    return {name: sum(x) / len(x) for name, x in values.items()}
 
 
 def _optimizer_step(

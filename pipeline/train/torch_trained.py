@@ -111,7 +111,10 @@ class TorchTrained(Trained):
                 _head_of(self.model).load_state_dict(saved["head"])
             # A copy: a file's tensors are at odd addresses.
             self.optimizer.load_state_dict(copy.deepcopy(saved["optimizer"]))
-            _check_moments(self.optimizer)
+            for parameter, moments in self.optimizer.state.items():
+                moment = moments["exp_avg"] if "exp_avg" in moments else moments["state1"]  # of bitsandbytes
+                if (shape := moment.shape) != parameter.shape:  # which torch would accept
+                    raise ValueError(f"a moment of shape {tuple(shape)} for a parameter of {tuple(parameter.shape)}")
         except (TypeError, ValueError, RuntimeError, KeyError) as exc:
             what = f"the {part} of {folder}" if part else f"{folder / WHOLE}"
             raise CheckpointError(f"{what} does not fit the model: {exc}") from exc
@@ -165,11 +168,3 @@ def whole_reference(
 def _head_of(model: Any) -> Any:
     """Return the head of a classifier, or the model itself, if it is nothing but a head."""
     return model if isinstance(model, torch.nn.Linear) else score_of(model)
-
-
-def _check_moments(optimizer: torch.optim.Optimizer) -> None:
-    """Raise ValueError if a moment has another shape than its parameter, which torch would accept."""
-    for parameter, state in optimizer.state.items():
-        moment = state["exp_avg"] if "exp_avg" in state else state["state1"]  # torch's name, that of bitsandbytes
-        if (shape := moment.shape) != parameter.shape:
-            raise ValueError(f"a moment of shape {tuple(shape)} for a parameter of {tuple(parameter.shape)}")

@@ -49,11 +49,6 @@ FULL = Tiles(rows=64, cols=64, step=32, span=4096, warps=4, stages=2)
 """float32 takes twice the shared memory and no tensor cores. Neither was chosen by measurement."""
 
 
-def tiles_of(dtype: torch.dtype) -> Tiles:
-    """Return the tiles for weights of that type. They are fixed: a choice by timing would change numbers by chance."""
-    return FULL if dtype == torch.float32 else HALF
-
-
 def fits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """True if the kernel computes this output layer: no bias, and both of one type that it knows."""
     return bias is None and hidden.dtype == weight.dtype and hidden.dtype in TYPES
@@ -74,9 +69,9 @@ def log_probs(
     hidden [N, H], weight [V, H], targets int64 [N]; results in float32. Gradients reach hidden and weight, in their
     type. At most `scratch` numbers of the gradient of the logits exist at once, but those of one tile of columns.
     """
-    picked, spread = _LogProbs.apply(
-        hidden, weight, targets, temperature, entropy, scratch, tiles or tiles_of(weight.dtype)
-    )
+    # Fixed: a choice by timing would change numbers by chance.
+    tiles = tiles or (FULL if weight.dtype == torch.float32 else HALF)
+    picked, spread = _LogProbs.apply(hidden, weight, targets, temperature, entropy, scratch, tiles)
     return picked, spread if entropy else None
 
 
