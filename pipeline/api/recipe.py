@@ -80,7 +80,9 @@ def write_recipe(wish: Wish) -> tuple[Path, list[str]]:
     facts = facts_of(wish.model)
     tree = tree_of(wish, name, place, meaning, folder, facts)
     if "rl" in tree:
-        tree["rl"] |= rounds_of(wish.steps)
+        # Four rounds at most, of ten steps at least if there are several.
+        rounds = next(n for n in (4, 3, 2, 1) if n == 1 or (wish.steps % n == 0 and wish.steps >= 10 * n))
+        tree["rl"] |= {"rounds": rounds, "steps_per_round": wish.steps // rounds}
     config = parse(tree, override_texts("fields", wish.fields or {}), source=f"{name}/{FILE}", base=folder)
     config = with_rates(config, facts.num_parameters)  # after the fields, of which one may ask for adapters
     path = folder / FILE
@@ -90,12 +92,6 @@ def write_recipe(wish: Wish) -> tuple[Path, list[str]]:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, (HEAD.format(what=f"{wish.model} and {Path(str(label)).name}", path=path) + text).encode())
     return path, [meaning.line, *_lines(for_machine(config, 1, existing_device(config.train.device, "train.device")))]
-
-
-def rounds_of(steps: int) -> dict[str, int]:
-    """Return the number of rounds and their steps: four rounds at most, of ten steps at least if there are several."""
-    rounds = next(n for n in (4, 3, 2, 1) if n == 1 or (steps % n == 0 and steps >= 10 * n))
-    return {"rounds": rounds, "steps_per_round": steps // rounds}
 
 
 def _lines(config: RunConfig) -> list[str]:

@@ -91,7 +91,10 @@ def compare(
         # Made from the first recipe: `check_comparable` has made sure that all would make the same.
         begin = start if start is not None else _made_start(next(iter(configs.items())), folder, seed, overrides, say)
         for path, config in configs.items():
-            changes = [*overrides, *_run_overrides(config, folder, seed, begin, max_tokens)]
+            changes = [*overrides, f"name={_name(config, seed)}", f"output={folder.resolve()}"]
+            changes += [f"seed={config.seed + seed}", _stages(config.stages[-1:]), *with_model(begin.resolve())]
+            changes.append("evaluation.before_training=true")
+            changes += [] if max_tokens is None else [f"rl.max_tokens={max_tokens}"]
             run = (config.name, seed)
             if run not in before:
                 say(f"{config.name}, seed {config.seed + seed}")
@@ -153,12 +156,6 @@ def _name(config: RunConfig, seed: int) -> str:
 def _stages(stages: Sequence[Stage]) -> str:
     """Return the override that keeps only these stages of a recipe."""
     return f"stages={json.dumps([s.model_dump() for s in stages])}"
-
-
-def _run_overrides(config: RunConfig, folder: Path, seed: int, begin: Path, max_tokens: int | None) -> list[str]:
-    changes = [f"name={_name(config, seed)}", f"output={folder.resolve()}", f"seed={config.seed + seed}"]
-    changes += [_stages(config.stages[-1:]), *with_model(begin.resolve()), "evaluation.before_training=true"]
-    return changes + ([] if max_tokens is None else [f"rl.max_tokens={max_tokens}"])
 
 
 def _made_start(

@@ -173,20 +173,15 @@ def _turns(environment: Environment, prompt: Prompt, seed: int, number: int, pla
         begun = time.perf_counter()
         reply = environment.step(message)
         played.seconds.append(time.perf_counter() - begun)
-        played.transcript += [repr(message), _timeless(reply)]
+        outcome = reply.outcome  # without the seconds that the verdict took
+        verdict = None if outcome is None else (outcome.status, outcome.score, outcome.reason, outcome.extracted)
+        played.transcript += [repr(message), repr((reply.messages, reply.done, reply.reward, reply.uses, verdict))]
         problem = fault_of(reply)
         if problem:
             raise DataError(f"its answer {problem}")
         if reply.done:
             return
         observed = reply.messages
-
-
-def _timeless(reply: Any) -> str:
-    """Return an answer as text, without the seconds that its verdict took."""
-    outcome = reply.outcome
-    verdict = None if outcome is None else (outcome.status, outcome.score, outcome.reason, outcome.extracted)
-    return repr((reply.messages, reply.done, reply.reward, reply.uses, verdict))
 
 
 def _hostile(bound: BoundEnvironment, prompt: Prompt, seed: int) -> Property:

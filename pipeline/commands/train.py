@@ -63,7 +63,10 @@ def run(arguments: argparse.Namespace) -> None:
 
         # This process only launches: each rank runs this command again.
         if not is_rank():
-            launch(config.launch, command_line_of(arguments), folder)
+            argv = ["train", arguments.recipe, "--resume", arguments.resume]
+            argv += [word for change in arguments.set for word in ("--set", change)]
+            argv += ["--stages", arguments.stages] if arguments.stages else []
+            launch(config.launch, [*argv, *(["--no-prefect"] if arguments.no_prefect else [])], folder)
             print_result(folder, json.loads((folder / "summary.json").read_text()))
             return
         is_first_rank = join_as_rank(config.launch, folder) == 0
@@ -109,11 +112,3 @@ def recipe_for(arguments: argparse.Namespace) -> Path:
     show("\n".join(lines))
     arguments.recipe, arguments.data = str(path), None  # the ranks of a group are started with the recipe
     return path
-
-
-def command_line_of(arguments: argparse.Namespace) -> list[str]:
-    """Return the arguments of this command line, with which each rank is started."""
-    argv = ["train", arguments.recipe, "--resume", arguments.resume]
-    argv += [word for change in arguments.set for word in ("--set", change)]
-    argv += ["--stages", arguments.stages] if arguments.stages else []
-    return [*argv, *(["--no-prefect"] if arguments.no_prefect else [])]

@@ -133,14 +133,9 @@ def read_tree(path: Path, _chain: tuple[Path, ...] = ()) -> Tree:
         raise ConfigError(f"{path}: extends must name a recipe or a list of them, got {parents!r}")
     merged: Tree = {}
     for parent in parents:
-        merged = merge(merged, read_tree(_parent(path.parent, parent), (*_chain, path)))
+        own, shipped = path.parent / parent, RECIPES / f"{parent.removesuffix('.yaml')}.yaml"
+        merged = merge(merged, read_tree(shipped if shipped.is_file() and not own.is_file() else own, (*_chain, path)))
     return merge(merged, tree)
-
-
-def _parent(folder: Path, name: str) -> Path:
-    """Return the recipe that one in `folder` extends: a file there, or else a shipped recipe, "demo" or "demo.yaml"."""
-    shipped = RECIPES / f"{name.removesuffix('.yaml')}.yaml"
-    return shipped if not (folder / name).is_file() and shipped.is_file() else folder / name
 
 
 def dump(config: RunConfig) -> str:

@@ -148,7 +148,8 @@ class RunConfig(Section):
                 raise exc if stage.name == stage.kind else ValueError(f"stage {stage.name!r}: {exc}") from exc
             for field, optimizer in self.section_of(stage).optimizers():
                 check_optimizer(f"{stage.kind}.{field}", optimizer.kind, self.train)
-        check_quantized(self)
+        if self.model.quantize is not None and (reason := next(_against(self), None)) is not None:
+            raise ValueError(f"model.quantize={self.model.quantize}{reason}")
         self._check_references()
         check_launch(self.launch, self.train, self.rollout)
         check_episodes(self.launch, self.episodes)
@@ -288,12 +289,6 @@ def _plugin_section(name: str) -> type[StageSection]:
 def _recipe_class(plugins: tuple[tuple[str, type[StageSection]], ...]) -> type[RunConfig]:
     fields: dict[str, Any] = {name: (section | None, None) for name, section in plugins}
     return create_model("RunConfig", __base__=RunConfig, __doc__=RunConfig.__doc__, **fields)
-
-
-def check_quantized(recipe: Recipe) -> None:
-    """Raise ValueError, with the reason and the remedy, for a recipe that a quantised base does not allow."""
-    if recipe.model.quantize is not None and (reason := next(_against(recipe), None)) is not None:
-        raise ValueError(f"model.quantize={recipe.model.quantize}{reason}")
 
 
 def _against(recipe: Recipe) -> Iterator[str]:

@@ -21,11 +21,7 @@ def check_device(name: str) -> str:
     return name
 
 
-def _at_home(path: str | None) -> str | None:
-    return None if path is None else os.path.expanduser(path)
-
-
-ModelPath = Annotated[str | None, AfterValidator(_at_home)]
+ModelPath = Annotated[str | None, AfterValidator(lambda path: path and os.path.expanduser(path))]
 """A model's folder (`~` is the user's home), its file, or its id on the hub."""
 
 

@@ -142,7 +142,9 @@ class ChatTurns:
         earlier = self.chat.write(history[:-1], tools, asks=False)
         if not after.startswith((asked, earlier)):
             return _Spliced(after, _cause(history, asked, after))
-        thinking = _thinking(words.removesuffix(end), self.chat.opens_thinking)
+        inside = words.removesuffix(end)
+        inside = inside if self.chat.opens_thinking else inside.partition(OPEN)[2]
+        thinking = inside.partition(CLOSE)[0].strip()
         if thinking and thinking not in before[num_shared(earlier, before) :]:
             return _Spliced(after, "thinking")
         return _Spliced(self._rest(history, tools, before, words, finish, after[len(before) :]))
@@ -188,12 +190,6 @@ def _cause(history: Sequence[Message], before: str, after: str) -> str:
     thoughts = [m.thinking for m in history if m.thinking]
     lost = any(thought in before and thought not in after for thought in thoughts)
     return "thinking" if lost or before.count(CLOSE) > after.count(CLOSE) else "history"
-
-
-def _thinking(words: str, is_open: bool) -> str:
-    """Return the thinking of a turn's text, without the spaces around it."""
-    inside = words if is_open else words.partition(OPEN)[2]
-    return inside.partition(CLOSE)[0].strip()
 
 
 def rewritten_row(

@@ -47,7 +47,9 @@ class FamilyTurns(ChatTurns):
         ids = tuple(sampled)[: -1 if finish_reason == "stop" and sampled else None]
         # The prompt tells how the turn begins, e.g. within thinking.
         asked = self.chat.ids(self.chat.write([QUESTION], tools, asks=True))
-        parsed = self.family.parse_response(list(ids), tools=_specs(tools), prompt_ids=list(asked))
+        functions = [{"name": t.name, "description": t.description, "parameters": t.parameters} for t in tools]
+        specs = [{"type": "function", "function": function} for function in functions] or None
+        parsed = self.family.parse_response(list(ids), tools=specs, prompt_ids=list(asked))
         words, thinking = parsed.content or "", (parsed.reasoning_content or "").strip("\n") or None
         parsed_calls = parsed.tool_calls
         wrong = [c for c in parsed_calls if c.status != "ok" or not isinstance(c.arguments, dict) or not c.name]
@@ -118,8 +120,3 @@ class _NoForm:
     def write(self, content: str, calls: Sequence[Any], tools: Tools = ()) -> str:
         """Return the content."""
         return content
-
-
-def _specs(tools: Tools) -> list[dict[str, Any]] | None:
-    functions = [{"name": t.name, "description": t.description, "parameters": t.parameters} for t in tools]
-    return [{"type": "function", "function": function} for function in functions] or None

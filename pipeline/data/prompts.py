@@ -64,7 +64,9 @@ def read_prompts(
         part = None if source.part is None else partial(_of_part, source)
         selected = taken(_usable_prompts(source, seed, Path(base_dir), count, places), source, seed, part)
         if not selected:
-            raise DataError(_nothing_left(count))
+            if not count.num_read:
+                raise DataError(f"{count.label} is empty: it has no rows; give a file with at least one row")
+            raise DataError(f"no row of {count.label} is left: {count}; correct the rows or the mapping")
         count.num_loaded = len(selected)
         if count.skipped:
             log.warning("%s", count)
@@ -256,6 +258,7 @@ def prompt_of(row: Mapping[str, Any], source: Source, number: int) -> Prompt:
         )
     row_system = pick_optional(row, columns.system)
     question, message, reference = asked_of(row, source, question, _answer(row, source), str(verifier))
+    name = str(verifier).partition("{")[0]
     return Prompt(
         id=_id_of(row, source, number),
         question=question,
@@ -266,7 +269,7 @@ def prompt_of(row: Mapping[str, Any], source: Source, number: int) -> Prompt:
         demonstration=None if demonstration is None else demonstration_of(demonstration),
         system=str(row_system) if row_system is not None else system,
         environment=_environment(row, source, str(verifier)),
-        row=dict(row) if takes_columns(str(verifier)) else None,
+        row=dict(row) if name == REWARDS or is_path(name) else None,  # functions in files may ask for columns
         tools=None if tools is None else tools_of_row(tools),
     )
 
@@ -307,12 +310,6 @@ def _of_part(source: Source, prompts: list[Prompt]) -> list[Prompt]:
     return selected
 
 
-def takes_columns(verifier: str) -> bool:
-    """True for the key of a verifier that may ask for columns of the row: one of a file, or a sum of several."""
-    name = verifier.partition("{")[0]
-    return name == REWARDS or is_path(name)
-
-
 def _environment(row: Mapping[str, Any], source: Source, verifier: str) -> str | None:
     """Return the key of the row's environment. Raises: DataError if the verifier needs one, and none is named."""
     row_environment = pick_optional(row, source.mapping.environment)
@@ -342,12 +339,6 @@ def _answer(row: Mapping[str, Any], source: Source) -> Any:
         return answer.strip() if isinstance(answer, str) else answer
     except Missing as exc:
         raise DataError(f"the row has no answer: {exc} (mapping.answer)") from exc
-
-
-def _nothing_left(counts: SourceCounts) -> str:
-    if not counts.num_read:
-        return f"{counts.label} is empty: it has no rows; give a file with at least one row"
-    return f"no row of {counts.label} is left: {counts}; correct the rows or the mapping"
 
 
 def answer_of(prompt: Prompt) -> str | None:

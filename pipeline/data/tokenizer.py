@@ -31,7 +31,10 @@ def character_tokenizer(characters: str = CHARACTERS) -> Any:
     if not known:
         raise DataError("a character tokenizer needs characters, got none; set model.create.characters")
     _check_normal(known)
-    letters = _byte_letters()
+    # Byte-level BPE writes a byte as GPT-2 does: as itself where it is printable, else as a letter from U+0100 on.
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    letters = {b: chr(b) for b in printable}
+    letters |= {b: chr(0x100 + i) for i, b in enumerate(b for b in range(256) if b not in printable)}
     vocab = {PAD: 0, EOS: 1}
     merges: list[tuple[str, str]] = []
     for character in known:
@@ -79,13 +82,3 @@ def _check_normal(known: list[str]) -> None:
                     f"character {second!r} (U+{ord(second):04X}) does not survive Unicode's NFC normalisation"
                     f"{'' if text == second else f' after {text[0]!r}'}; leave it out of model.create.characters"
                 )
-
-
-def _byte_letters() -> dict[int, str]:
-    """Return byte -> the printable letter that byte-level BPE writes for it: itself, or one from U+0100 on.
-
-    Source: the mapping of GPT-2's encoder, which every byte-level tokenizer shares.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [b for b in range(256) if b not in printable]
-    return {**{b: chr(b) for b in printable}, **{b: chr(0x100 + i) for i, b in enumerate(others)}}

@@ -30,7 +30,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 PR_SET_PDEATHSIG = 1
@@ -130,7 +129,8 @@ class NotReady(Exception):
     """A child ended, or the time was over, before it was ready. The message ends with the last lines of its log."""
 
     def __init__(self, what: str, status: int | None, log: Path) -> None:
-        self.what, self.status, self.tail = what, status, tail_of(log)
+        self.what, self.status = what, status
+        self.tail = f"{log} ends:\n" + "\n".join(last_lines(log))
         super().__init__(f"{what}; {self.tail}")
 
 
@@ -146,11 +146,6 @@ def wait_until(is_ready: Callable[[], bool], child: subprocess.Popen[bytes], log
         if time.monotonic() > until:
             raise NotReady(f"did not answer within {timeout_s:g} s", None, log)
         time.sleep(CHECK_S)
-
-
-def tail_of(log: Path) -> str:
-    """Return the last lines of a log, for a message."""
-    return f"{log} ends:\n" + "\n".join(last_lines(log))
 
 
 def last_lines(log: Path, max_lines: int = LAST_LINES) -> list[str]:
@@ -297,13 +292,9 @@ def main(arguments: list[str]) -> int:
         name, _, options[name] = arguments.pop(0).partition("=")
     owner, command = int(arguments[0]), arguments[1:]
     signals: list[int] = []
-
-    def remember(number: int, frame: FrameType | None) -> None:
-        signals.append(number)
-
     # Before the program starts, so that no signal is missed.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, remember)
+        signal.signal(number, lambda number, _: signals.append(number))
     # Signals to this process's group must not reach the caller's group.
     if os.getpgrp() != os.getpid():
         os.setsid()
@@ -339,23 +330,16 @@ ROOT = str(Path(__file__).absolute().parents[3])
 """The folder with the package `verizero`: that of a clone, or that of installed packages."""
 
 
-def import_root() -> str | None:
-    """Return the folder by which a child must find this package: ROOT if this process finds it there, else None.
+def import_path() -> dict[str, str]:
+    """Return the variable PYTHONPATH with which a child imports this package from the same folder as this process.
 
-    An installed package needs none. In a clone that folder also has top-level folders with common names, as `verifiers`
+    An installed package needs no folder. That of a clone also has top-level folders with common names, as `verifiers`
     and `pipeline`, which must not hide a library or a file of the user's.
     """
-    return ROOT if any(os.path.abspath(folder) == ROOT for folder in sys.path) and not _is_site(ROOT) else None
-
-
-def import_path() -> dict[str, str]:
-    """Return the variable PYTHONPATH with which a child imports this package from the same folder as this process."""
-    folders = [*filter(None, [import_root()]), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    is_installed = os.path.basename(ROOT) in ("site-packages", "dist-packages")
+    root = [ROOT] if ROOT in map(os.path.abspath, sys.path) and not is_installed else []
+    folders = [*root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return {"PYTHONPATH": os.pathsep.join(folders)}
-
-
-def _is_site(folder: str) -> bool:
-    return os.path.basename(folder) in ("site-packages", "dist-packages")
 
 
 def module_command(module: str) -> list[str]:

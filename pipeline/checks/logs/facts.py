@@ -75,22 +75,18 @@ def reading_of(logged: Logged, tool: Tool) -> Reading:
         if held_out:
             evaluations.append(EvaluationLine(line, _evaluation(step, held_out)))
     samples = [_sample(i, r, s) for i, (r, s) in enumerate(scored, 1)]
+    held_out_prompts = {r.prompt for r in logged.responses if r.is_held_out}
+    shared = held_out_prompts & {r.prompt for r in logged.responses if not r.is_held_out}
+    note = f"{len(shared)} of {len(held_out_prompts)} evaluation prompts occur in training"
     facts = RunFacts(
         recipe_of(logged, tool),
         tuple(steps),
         tuple(evaluations),
         tuple(s for s, (r, _) in zip(samples, scored, strict=True) if not r.is_held_out),
         tuple(s for s, (r, _) in zip(samples, scored, strict=True) if r.is_held_out),
-        info=logged.model | _leak(logged.responses),
+        info=logged.model | ({"data_notes": [note]} if shared else {}),
     )
     return Reading(tool, facts, logged, tuple(places), tuple((r.file, r.line) for r in logged.responses))
-
-
-def _leak(responses: Sequence[LoggedResponse]) -> dict[str, list[str]]:
-    """Return the note that a run of ours has where held-out prompts are trained on."""
-    held_out = {r.prompt for r in responses if r.is_held_out}
-    shared = held_out & {r.prompt for r in responses if not r.is_held_out}
-    return {"data_notes": [f"{len(shared)} of {len(held_out)} evaluation prompts occur in training"]} if shared else {}
 
 
 def recipe_of(logged: Logged, tool: Tool) -> dict[str, Any]:

@@ -257,16 +257,6 @@ def memory_lines(peaks: dict[str, dict[str, float]], of: str = "each GPU") -> li
     return [f"{f'memory of {of}':<18}{heading}", *lines]
 
 
-def plans_on_cpu(config: RunConfig, allocator: str) -> dict[str, dict[str, dict[str, float]]]:
-    """Return bytes of one process by RL stage, peak of a step and part; without RL, of the last stage's update.
-
-    allocator: a key of LOST.
-    """
-    stages = dict(config.sections_of(RlConfig))
-    names = list(stages) or [config.stages[-1].name]
-    return {n: _peaks(config.of_stage(n).model_copy(update={"rl": stages.get(n)}), allocator) for n in names}
-
-
 def _peaks(config: RunConfig, allocator: str) -> dict[str, dict[str, float]]:
     config = for_machine(config, 1, "cpu", has_vllm=False)
     if config.train.logits_chunk_tokens == "auto":  # here: all at once
@@ -279,15 +269,12 @@ def _peaks(config: RunConfig, allocator: str) -> dict[str, dict[str, float]]:
 
 def lines_on_cpu(config: RunConfig) -> list[str]:
     """Return the memory that each RL stage takes on the CPU, as lines of text; without RL, the last stage."""
-    allocator = allocator_here()
-    plans = plans_on_cpu(config, allocator)
+    allocator = "tcmalloc" if has_tcmalloc() else "glibc"
+    stages = dict(config.sections_of(RlConfig))
+    names = list(stages) or [config.stages[-1].name]
+    plans = {n: _peaks(config.of_stage(n).model_copy(update={"rl": stages.get(n)}), allocator) for n in names}
     lines: list[str] = []
     for name, plan in plans.items():
         lines += [f"stage {name}"] if len(plans) > 1 else []
         lines += memory_lines(plan, "the process")
     return [*lines, f"lost: what {allocator} keeps between tensors, estimated"]
-
-
-def allocator_here() -> str:
-    """Return the key of LOST for processes that begin as this one did."""
-    return "tcmalloc" if has_tcmalloc() else "glibc"

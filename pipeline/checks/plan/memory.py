@@ -284,11 +284,14 @@ def generating(config: RunConfig, shape: Shape, gpus: int, device: Device) -> di
     rows, at_once = room.rows, -(-room.rows // group)
     columns, prompt_columns = (-(-n // habits.align) * habits.align for n in (room.columns, room.prompt_columns))
     cache = (rows * columns + room.prompts * prompt_columns) * shape.cache(width, expanded=True)
+    # A token of a prompt while it is computed: the widest of a block's two halves.
+    attending = (shape.heads + shape.kv_heads) * (3 * shape.head_dim + shape.value_dim)
+    prefilled = (2 * shape.hidden + max(attending, shape.mlp_width * 4)) * width
     return {
         "engine weights": engine_weights(config, shape, device is CPU),
         "KV cache": cache,
         "sampler": sampling_memory(config, rows, shape.vocab, width),
-        "prefill": min(habits.prefill_tokens, at_once * prompt_tokens(config)) * _prefilled(shape, width),
+        "prefill": min(habits.prefill_tokens, at_once * prompt_tokens(config)) * prefilled,
     }
 
 
@@ -313,10 +316,3 @@ def sampling_memory(config: RunConfig, rows: int, vocab: int, width: int) -> flo
     elif how.top_k > 0:
         drawing += 4
     return float(rows * vocab * max(logits + drawing, width + 4))
-
-
-def _prefilled(shape: Shape, width: int) -> float:
-    """Return the bytes of one token of a prompt while it is computed: the widest of a block's two halves."""
-    attending = (shape.heads + shape.kv_heads) * (3 * shape.head_dim + shape.value_dim) * width
-    feeding = shape.mlp_width * 4 * width
-    return 2 * shape.hidden * width + max(attending, feeding)

@@ -169,15 +169,6 @@ def has_reference(config: RunConfig) -> bool:
     return config.rl.reference is None or config.rl.reference.schedule != "none"
 
 
-def engine_gpus(work: Work) -> tuple[float, int]:
-    """Return the number of engines, and of GPUs that each is divided over."""
-    how = work.config.rollout
-    over = 1 if how.engine == "torch" else how.vllm.tensor_parallel
-    if (servers := how.servers) is not None:
-        return len(servers.urls) or servers.servers, over
-    return max(1.0, work.gpus / over), over
-
-
 def decoding(work: Work) -> float:
     """Return the seconds of generation.
 
@@ -188,7 +179,9 @@ def decoding(work: Work) -> float:
     """
     config, shape, device, lengths = work.config, work.shape, work.device, work.lengths
     width = width_of(config)
-    engines, over = engine_gpus(work)
+    over = 1 if config.rollout.engine == "torch" else config.rollout.vllm.tensor_parallel
+    servers = config.rollout.servers
+    engines = max(1.0, work.gpus / over) if servers is None else len(servers.urls) or servers.servers
     rows = max(1.0, work.responses / engines)
     together = min(rows, config.rollout.max_rows)
     expanded = config.rollout.engine == "torch"  # transformers caches what latent attention makes of its vector

@@ -201,14 +201,6 @@ def config_of(model: Measured, overrides: Sequence[str], rows: Path | None = Non
     return parse(tree, overrides, source="--set", base=Path.cwd())
 
 
-def with_chat(config: RunConfig, tokenizer: Any, model: Measured) -> RunConfig:
-    """Return the recipe with the tokenizer's chat template, where it has one and no run says which."""
-    if model.template is not None or not tokenizer.chat_template or config.data.template.name != "plain":
-        return config
-    template = Template.model_validate("chat")
-    return config.model_copy(update={"data": config.data.model_copy(update={"template": template})})
-
-
 def questions_here(model: Measured, loaded: Sequence[Loaded], config: RunConfig) -> tuple[RunConfig, list[Question]]:
     """Return the questions in tokens, and the recipe with room for all answers.
 
@@ -216,7 +208,9 @@ def questions_here(model: Measured, loaded: Sequence[Loaded], config: RunConfig)
     that leaves less than half of the context, and less than the suite's limit, is not asked.
     """
     tokenizer, context = build_tokenizer(config), context_of(config)
-    config = with_chat(config, tokenizer, model)
+    if model.template is None and tokenizer.chat_template and config.data.template.name == "plain":
+        data = config.data.model_copy(update={"template": Template.model_validate("chat")})
+        config = config.model_copy(update={"data": data})
     renderer, fingerprint = Renderer(tokenizer, config.data.template), model.fingerprint()
     questions: list[Question] = []
     longest = 1

@@ -83,12 +83,6 @@ class Case:
         """The verifier of the row, and its domain if it names one, as the beginning of a line."""
         return f"{self.row.verifier.name}{'' if self.row.domain == 'default' else f'/{self.row.domain}'}: "
 
-    def as_row(self) -> dict[str, Any]:
-        """Return the case as it is saved."""
-        response = self.attempt.response[:MOST_CHARACTERS]
-        return {"id": self.row.id, "what": self.what, "response": response, "verdict": brief(self.verdict),
-                "other": self.other}  # fmt: skip
-
 
 @dataclass(slots=True)
 class Report:
@@ -175,7 +169,10 @@ def check(
     if sound:
         alone, alone_s = _one_by_one(sound, ask, progress or Progress())
         seconds += zip(sound, alone_s, strict=True)
-        report.findings += [_same_again(sound, alone, ask), _same_from(threads, sound, ask)]
+        report.findings.append(_same_again(sound, alone, ask))
+        with ThreadPoolExecutor(threads, "check") as pool:
+            verdicts = [v for some in pool.map(lambda c: ask([(c.row.key, c.attempt)]), sound) for v in some]
+        report.findings.append(_same(f"the same verdicts from {threads} threads", sound, [verdicts]))
     late = tuple(f"{c}: {s:.2f} s" for c, s in seconds if s > time_s)
     report.findings.append(Property(f"each row within {time_s:g} s", not late, len(seconds), late))
     by_label = [[c for c in cases if c.label is label][: SHOWN // 2] for label in (True, False)]
@@ -222,7 +219,10 @@ def audit(
         with save.open("w", encoding="utf-8") as out:
             for kind, some in report.cases.items():
                 for case in some:
-                    out.write(json.dumps({"kind": kind, **case.as_row()}, ensure_ascii=False) + "\n")
+                    row = {"kind": kind, "id": case.row.id, "what": case.what}
+                    row["response"] = case.attempt.response[:MOST_CHARACTERS]
+                    row |= {"verdict": brief(case.verdict), "other": case.other}
+                    out.write(json.dumps(row, ensure_ascii=False) + "\n")
     return report
 
 
@@ -314,13 +314,6 @@ def _same_again(cases: Sequence[Case], alone: Sequence[Verdict], ask: Ask) -> Pr
     shuffled = dict(zip(order, ask([asked[i] for i in order]), strict=True))
     others = [alone, ask(asked), [shuffled[i] for i in range(len(cases))]]
     return _same("the same verdicts twice, shuffled and one at a time", cases, others)
-
-
-def _same_from(threads: int, cases: Sequence[Case], ask: Ask) -> Property:
-    """Compare with the verdicts that several threads get at a time."""
-    with ThreadPoolExecutor(threads, "check") as pool:
-        verdicts = [v for some in pool.map(lambda c: ask([(c.row.key, c.attempt)]), cases) for v in some]
-    return _same(f"the same verdicts from {threads} threads", cases, [verdicts])
 
 
 def _same(name: str, cases: Sequence[Case], others: Sequence[Sequence[Verdict]]) -> Property:

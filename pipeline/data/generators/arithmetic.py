@@ -38,7 +38,9 @@ class Params(GeneratorParams):
     def _fits(self) -> Params:
         if len(set(self.forms)) != len(self.forms):
             raise ValueError(f"forms must be distinct, got {list(self.forms)}")
-        room = sum(_num_tasks(form, self.digits) for form in self.forms) - 2 * self.num_evaluation
+        # Ordered pairs for sums, pairs with a >= b for differences.
+        tasks = sum(100**self.digits if form == "+" else _num_pairs(self.digits) for form in self.forms)
+        room = tasks - 2 * self.num_evaluation
         if self.num_train > room:
             raise ValueError(
                 f"num_train must be <= {max(room, 0)} with digits={self.digits} and num_evaluation="
@@ -110,12 +112,6 @@ def _num_pairs(digits: int) -> int:
     """Return the number of unordered pairs of operands."""
     size: int = 10**digits
     return size * (size + 1) // 2
-
-
-def _num_tasks(operator: Operator, digits: int) -> int:
-    """Return the number of tasks: ordered pairs for sums, pairs with a >= b for differences."""
-    size: int = 10**digits
-    return size * size if operator == "+" else _num_pairs(digits)
 
 
 def _pair(index: int) -> tuple[int, int]:

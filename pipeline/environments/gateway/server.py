@@ -87,7 +87,10 @@ class Gateway:
         if exchange is None:
             raise Refused(401, "the key is not that of an open episode")
         if request.method == "GET":
-            return _models(path)
+            if path != "models":
+                raise Refused(404, f"no GET {path}; there is models")
+            model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "local"}
+            return _json({"object": "list", "data": [model]})
         if request.method != "POST" or path != CHAT:
             raise Refused(404, f"no {request.method} {path}; there is {CHAT}")
         # In a thread: other clients are answered meanwhile.
@@ -120,13 +123,6 @@ def _split_path(path: str) -> tuple[str, str]:
     if len(parts) < 3 or parts[0] != "e" or not parts[1].isascii():
         raise Refused(404, f"no {path:.200}; an episode's address is /e/NUMBER/v1")
     return parts[1], parts[2].removeprefix("v1/")
-
-
-def _models(path: str) -> Response:
-    if path != "models":
-        raise Refused(404, f"no GET {path}; there is models")
-    model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "local"}
-    return _json({"object": "list", "data": [model]})
 
 
 def _json(answer: dict[str, Any]) -> Response:

@@ -76,9 +76,14 @@ class Tool:
             raise WrongCall(self._refused(exc)) from exc
         values = {name: getattr(checked, field) for field, name in self._fields.items()}
         try:
-            return result_text(self.function(**values))
+            value = self.function(**values)
+            if value is None or isinstance(value, str):
+                return "done" if value is None else value
+            return json.dumps(value, ensure_ascii=False, default=str)
         except self.wrong as exc:
-            raise WrongCall(_exception_text(exc)) from exc
+            # A KeyError's text is the representation of its key.
+            text = str(exc.args[0]) if isinstance(exc, LookupError) and exc.args else str(exc)
+            raise WrongCall(text or type(exc).__name__.lower()) from exc
 
     def _refused(self, exc: ValidationError) -> str:
         known = list(self._fields.values())
@@ -179,19 +184,6 @@ def load(name: str | None = None, path: str | None = None, base: Path | None = N
         single = function
         return Plugin("tool", key, ToolParams, lambda params, prompt: Toolbox([single]))
     return Plugin("tool", key, *params_of(function, ToolParams, f"tool {key!r}"))
-
-
-def result_text(value: Any) -> str:
-    """Return a tool's result as text: a text as it is, None as "done", other values as JSON."""
-    if isinstance(value, str):
-        return value
-    return "done" if value is None else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _exception_text(exc: Exception) -> str:
-    # A KeyError's text is the representation of its key.
-    text = str(exc.args[0]) if isinstance(exc, LookupError) and exc.args else str(exc)
-    return text or type(exc).__name__.lower()
 
 
 Shape = tuple[dict[str, str], type[Arguments], ToolSchema]
