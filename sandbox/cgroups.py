@@ -29,8 +29,10 @@ def parents(proc: Path = Path("/proc/self")) -> dict[str, Path]:
             own_group = mount_point / own_paths[""].lstrip("/")
             # A group with processes cannot have subgroups with limits: new groups may have to go into its parent.
             for folder in dict.fromkeys((own_group, own_group.parent if own_group != mount_point else own_group)):
-                if _offers(folder):
-                    return dict.fromkeys(_NEEDED, folder)
+                with contextlib.suppress(OSError):
+                    offered = (folder / "cgroup.subtree_control").read_text().split()
+                    if set(_NEEDED) <= set(offered) and os.access(folder, os.W_OK):
+                        return dict.fromkeys(_NEEDED, folder)
     folders = {}
     for name in _NEEDED:
         for mount in (m for m in mounts if m[2] == "cgroup" and name in m[3].split(",")):
@@ -43,15 +45,6 @@ def parents(proc: Path = Path("/proc/self")) -> dict[str, Path]:
         if not os.access(folder, os.W_OK):
             raise OSError(13, f"{folder} is not writable")
     return folders
-
-
-def _offers(folder: Path) -> bool:
-    """True if groups may be made in this folder of version 2 and have both limits there."""
-    try:
-        controllers = (folder / "cgroup.subtree_control").read_text().split()
-    except OSError:
-        return False
-    return set(_NEEDED) <= set(controllers) and os.access(folder, os.W_OK)
 
 
 def make(number: int) -> dict[str, str]:

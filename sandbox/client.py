@@ -81,9 +81,14 @@ class Client:
             )
         last_error = ""
         for pause in (*_PAUSE_S, None):
-            url = self._least_busy_url()
+            with self._lock:
+                now = time.monotonic()
+                url = min(self.urls, key=lambda u: (self._avoid_until[u] > now, self._num_requests[u]))
+                self._num_requests[url] += 1
             try:
-                return result_from_json(self._ask(urllib.request.Request(f"{url}/run", body, JSON)))
+                reply = self._ask(urllib.request.Request(f"{url}/run", body, JSON))
+                tests = tuple(_test_from_json(t) for t in reply["tests"])
+                return RunResult(tests, reply["level"], reply["num_tests"], reply["wall_s"])
             except urllib.error.HTTPError as exc:
                 last_error = f"{url}: {exc.code} {exc.read(500).decode(errors='replace')}"
                 if exc.code in _MALFORMED:
@@ -98,13 +103,6 @@ class Client:
             if pause is not None:
                 time.sleep(pause)
         return RunResult.failed(f"no service answered; the last error: {last_error}", max(1, num_tests), 0)
-
-    def _least_busy_url(self) -> str:
-        with self._lock:
-            now = time.monotonic()
-            url = min(self.urls, key=lambda u: (self._avoid_until[u] > now, self._num_requests[u]))
-            self._num_requests[url] += 1
-            return url
 
     def _ask(self, request: urllib.request.Request) -> dict[str, Any]:
         if self.token:
@@ -148,12 +146,6 @@ def result_to_json(result: RunResult, tests: Tests) -> dict[str, Any]:
         "wall_s": result.wall_s,
         "tests": results,
     }
-
-
-def result_from_json(data: Mapping[str, Any]) -> RunResult:
-    """Return the result in a reply. Raises: KeyError, TypeError on a reply of another shape."""
-    tests = tuple(_test_from_json(t) for t in data["tests"])
-    return RunResult(tests, data["level"], data["num_tests"], data["wall_s"])
 
 
 def _test_from_json(data: Mapping[str, Any]) -> TestResult:

@@ -198,7 +198,11 @@ class _BuiltProgram:
                 self.results.append(TestResult("timeout", error=NOT_RUN))
                 continue
             result = self._execute(worker, self.limits, command, name, test.data, content)
-            self._require_not_killed(result, worker.level)
+            if result.limit_reached(self.limits) is None and result.was_killed():
+                # Another worker repeats all of it. Without namespaces a program can kill itself, and does each time.
+                self.kills += 1
+                if worker.level >= WITH_NAMESPACES or self.kills <= _MAX_KILLS:
+                    raise WorkerDied("the program was killed from outside")
             self.results.append(self._result(result, test.expected))
             if self.stop and not self.results[-1].passed:
                 return
@@ -220,7 +224,10 @@ class _BuiltProgram:
                 raise WorkerDied(f"the compiler cannot be run behind these walls: {error[-200:]}")
         if status == "passed":
             return result.out
-        reason = _first_error(result.err) if status == "runtime_error" else status
+        reason: str = status
+        if status == "runtime_error":  # the last lines of a compiler say only how many errors there are
+            lines = result.err[:1_000_000].decode("utf-8", "replace").splitlines()
+            reason = next(filter(_ERROR.search, lines), lines[0] if lines else "no message").strip()[:300]
         return TestResult("runtime_error", error=f"{NO_COMPILE}{reason}\n{error}")
 
     def _execute(
@@ -242,22 +249,6 @@ class _BuiltProgram:
         if status == "passed" and expected is not None and not compare.outputs_equal(out, expected):
             status = "wrong_answer"
         return TestResult(status, out, error, end.cpu_s, end.wall_s, end.peak_kib / 1024)
-
-    def _require_not_killed(self, result: ProcessResult, level: int) -> None:
-        """Raise WorkerDied if the program was killed, at no limit of its own; another worker then repeats all of it.
-
-        Without namespaces a program can kill itself, and does so each time: then the last kill counts.
-        """
-        if result.limit_reached(self.limits) is None and result.was_killed():
-            self.kills += 1
-            if level >= WITH_NAMESPACES or self.kills <= _MAX_KILLS:
-                raise WorkerDied("the program was killed from outside")
-
-
-def _first_error(messages: bytes) -> str:
-    """Return the first line with an error among a compiler's messages: its last lines say only how many there are."""
-    lines = messages[:1_000_000].decode("utf-8", "replace").splitlines()
-    return next((line for line in lines if _ERROR.search(line)), lines[0] if lines else "no message").strip()[:300]
 
 
 def _path(tool: str) -> str:

@@ -135,7 +135,8 @@ class Worker:
                 os.ftruncate(payload_fd, len(payload))
             self.payload_bytes = len(payload)
             self.sock.send(order.pack())
-            packet = self._answer(order.wall_s * 20 + order.cpu_s + _GRACE_S)
+            self._set_timeout(order.wall_s * 20 + order.cpu_s + _GRACE_S)
+            packet = self._checked(self.sock.recv(4096))
             max_bytes = (order.output_kib << 10) * 2 + 1
             log = _read(log_fd, max_bytes + order.tests * frames.RECORD_BYTES)
             err = _read(err_fd, max_bytes)
@@ -157,10 +158,6 @@ class Worker:
             os.close(self.files[1])
             self.files[1] = file
         return self._checked(packet)
-
-    def _answer(self, timeout_s: float) -> bytes:
-        self._set_timeout(timeout_s)
-        return self._checked(self.sock.recv(4096))
 
     def _set_timeout(self, timeout_s: float) -> None:
         if timeout_s != self.answer_timeout_s:

@@ -163,11 +163,12 @@ class _Progress:
         for index, record in enumerate(records[: len(batch)]):
             out, err = ended.out[out_at : record.out_end], ended.err[err_at : record.err_end]
             out_at, err_at = record.out_end, record.err_end
-            result = (
-                self._result_of_suite(batch[index], record, ended)
-                if self.mode == "suite"
-                else self._verdict(batch[index], record, out, err, ended.exit)
-            )
+            if self.mode == "suite":
+                result = suites.result_of(record, ended, self.limits)
+                if result is None and not self._may_run_again(batch[index]):
+                    result = TestResult("runtime_error", error="the program was killed by SIGKILL")
+            else:
+                result = self._verdict(batch[index], record, out, err, ended.exit)
             if result is None:
                 continue
             # The peak is of the whole process: it is the test's own only where no other has run in it.
@@ -188,13 +189,6 @@ class _Progress:
             self._record_end(batch[0], ended, peak_mib)
         elif not (os.WIFEXITED(status := ended.exit.status) and os.WEXITSTATUS(status) == frames.LEAVE):
             self.to_run_alone.add(batch[len(records)])
-
-    def _result_of_suite(self, number: int, record: frames.Record, ended: ProcessResult) -> TestResult | None:
-        """Return the result of a suite's test; None if it runs again, since its program was killed from outside."""
-        result = suites.result_of(record, ended, self.limits)
-        if result is None and not self._may_run_again(number):
-            return TestResult("runtime_error", error="the program was killed by SIGKILL")
-        return result
 
     def _record_end(self, number: int, ended: ProcessResult, peak_mib: float) -> None:
         """Record how a process without records ended, as the result of its first test."""

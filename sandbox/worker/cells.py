@@ -59,7 +59,11 @@ def begin(
         os.chdir(scratch)
         if jail.tools:
             os.setpgid(0, 0)
-        _move_descriptors(files)
+        out, err, link, state_file, *_ = files
+        null = os.open(os.devnull, os.O_RDONLY)
+        # The fixed numbers are below all that were received.
+        for fd, number in ((null, 0), (out, 1), (err, 2), (link, LINK), (state_file, STATE)):
+            os.dup2(fd, number)
         if kind == TEST:
             os.closerange(STATE + 1, streams.LAST)
             selftest.run(jail, works_without, 64, host_file, wall, STATE)
@@ -74,14 +78,6 @@ def begin(
         _exit(SETUP_FAILED)
     os.environ["TMPDIR"] = scratch
     _run_cells()
-
-
-def _move_descriptors(files: list[int]) -> None:
-    """Move the session's descriptors to their fixed numbers, which are below all of theirs."""
-    out, err, link, state, *_ = files
-    null = os.open(os.devnull, os.O_RDONLY)
-    for fd, number in ((null, 0), (out, 1), (err, 2), (link, LINK), (state, STATE)):
-        os.dup2(fd, number)
 
 
 def _read_state(state: bytes) -> tuple[bytes, dict[bytes, bytes]]:
@@ -139,19 +135,14 @@ def _run_cell(source: str, name: str, namespace: dict[str, Any]) -> tuple[int, i
         state, code = harness._explain(exc, 2)
     if not streams.flush(stdout):
         state, code = max(state, RAISED), code or 120
-        _discard_output(stdout)
+        with contextlib.suppress(OSError):  # the output is full: else the next cell would print what is in its buffers
+            output, null = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, 1)
+            streams.flush(stdout)
+            os.dup2(output, 1)
+            os.close(output)
+            os.close(null)
     return state, code
-
-
-def _discard_output(stdout: Any) -> None:
-    """Discard what is in the output buffers, because the output is full. Else the next cell would print it."""
-    with contextlib.suppress(OSError):
-        output, null = os.dup(1), os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, 1)
-        streams.flush(stdout)
-        os.dup2(output, 1)
-        os.close(output)
-        os.close(null)
 
 
 def _output_sizes() -> tuple[int, int]:

@@ -168,13 +168,11 @@ def read(data: bytes, of_program: bool = True) -> Any:
     if not of_program:
         return _value(data, MAX_DEPTH + _EXTRA_LEVELS, False)
     # Every item but the first follows a comma or a bracket. Texts may contain these: count again without texts.
-    if len(data) > MAX_ITEMS and _num_marks(data) > MAX_ITEMS and _num_marks(_without_texts(data)) > MAX_ITEMS:
-        raise ValueError(f"more than {MAX_ITEMS} items")
+    if len(data) > MAX_ITEMS and _num_marks(data) > MAX_ITEMS:
+        without_texts = b"".join(data.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
+        if _num_marks(without_texts) > MAX_ITEMS:
+            raise ValueError(f"more than {MAX_ITEMS} items")
     return _value(data, MAX_DEPTH, False)
-
-
-def _without_texts(data: bytes) -> bytes:
-    return b"".join(data.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
 
 
 def _num_marks(data: bytes) -> int:

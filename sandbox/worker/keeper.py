@@ -237,7 +237,9 @@ class KeeperSession:
         except BaseException:
             os.close(state_file)
             raise
-        self.outputs.replace_state_file(state_file)
+        if self.outputs.state_file >= 0:
+            os.close(self.outputs.state_file)
+        self.outputs.state_file = state_file
         fd = os.pidfd_open(pid)
         self.keeper.listen(fd, self.on_interpreter_death if kind != cells.LINE else self.on_shell_death)
         return pid, fd
@@ -422,12 +424,6 @@ class _Outputs:
         """Return claimed ends of output and errors, cut at the real sizes."""
         own_out, own_err = self.sizes()
         return min(out, own_out), min(err, own_err)
-
-    def replace_state_file(self, state_file: int) -> None:
-        """Use another file for the state, and close the one before."""
-        if self.state_file >= 0:
-            os.close(self.state_file)
-        self.state_file = state_file
 
     @property
     def both(self) -> tuple[int, int]:

@@ -159,13 +159,8 @@ _capset = libc.capset
 _NO_CAPABILITIES = _CapabilitySets()
 
 
-def _tid_address() -> int:
-    address = ctypes.c_void_p()
-    failed = libc.prctl(PR_GET_TID_ADDRESS, ctypes.byref(address), 0, 0, 0)
-    return 0 if failed else int(address.value or 0)
-
-
-_TID_ADDRESS = _tid_address()
+_tid = ctypes.c_void_p()
+_TID_ADDRESS = 0 if libc.prctl(PR_GET_TID_ADDRESS, ctypes.byref(_tid), 0, 0, 0) else int(_tid.value or 0)
 
 
 def fork(namespaces: int) -> int:

@@ -254,10 +254,6 @@ class _Port:
         self.unplayable = self.unplayable or why
         return Unplayable(why)
 
-    def is_from_program(self, exc: BaseException) -> bool:
-        """True if the program has raised this exception in the present test."""
-        return any(exc is each for each in self.from_program)
-
     def named(self, name: str) -> Any:
         """Return a global of the program that the test names. Raises: AttributeError if there is none."""
         named = self.ask("name", name)
@@ -311,7 +307,11 @@ class _Port:
                 raise self.failed(str(node))
             value = self.values.decode(node)
             self.values.apply(changed)
-            self._print(output)
+            for text, stream in zip(output, (sys.stdout, sys.stderr), strict=True):
+                self.num_output += len(text)
+                if self.num_output > self.max_output:
+                    raise self.failed(f"more than {self.max_output >> 10} KiB of output")
+                stream.write(text)
             if sign not in ("!", "^") or (sign == "^" and not isinstance(value, BaseException)):
                 raise Forged("an exception that is none")
         except (Forged, MemoryError):
@@ -319,14 +319,6 @@ class _Port:
         except Exception as exc:
             raise self.failed(f"what nobody can read: {type(exc).__name__}") from exc
         return sign == "^", value
-
-    def _print(self, output: list[str]) -> None:
-        """Print what the program has printed."""
-        for text, stream in zip(output, (sys.stdout, sys.stderr), strict=True):
-            self.num_output += len(text)
-            if self.num_output > self.max_output:
-                raise self.failed(f"more than {self.max_output >> 10} KiB of output")
-            stream.write(text)
 
 
 class _ProgramModule(types.ModuleType):
@@ -472,7 +464,7 @@ class _Test:
         if isinstance(exc, test_tools.Skipped):
             return IDLE, str(exc)
         text = f"{type(exc).__name__}: {_text(exc)}".removesuffix(": ")
-        if port.is_from_program(exc):
+        if any(exc is each for each in port.from_program):
             line = self._line(exc)
             if isinstance(exc, PermissionError) and exc.errno == errno.EPERM:
                 text = f"{text} ({harness.REFUSED})"

@@ -170,7 +170,8 @@ def _enter_namespaces(jail: Jail, home: str, uid: int, readable: list[str], pack
         kernel.unshare(kernel.CLONE_NEWUSER | others)
         kernel.set_host_name(_HOST)
         for name, line in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
-            _write(f"/proc/self/{name}", line)
+            with open(f"/proc/self/{name}", "w") as file:
+                file.write(line)
         _build_root(home, [*readable, *jail.tools], jail.has_sessions, packages)
         jail.notes[UID] = f"host uid {user}, the only one that we may map"
     kernel.unshare(kernel.CLONE_NEWNS)  # belongs to the new user, so the worker may mount the scratch file system
@@ -187,14 +188,6 @@ def _try_unshare(flags: int) -> bool:
     except PermissionError:
         return False
     return True
-
-
-def _write(path: str, text: str) -> None:
-    fd = os.open(path, os.O_WRONLY)
-    try:
-        os.write(fd, text.encode())
-    finally:
-        os.close(fd)
 
 
 def _build_root(home: str, readable: Sequence[str], has_sessions: bool, packages: Sequence[str]) -> None:
