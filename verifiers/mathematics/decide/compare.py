@@ -96,7 +96,7 @@ def match(gold: Node, answer: Node) -> bool | None:
             return False
         value = without_undone(gold)
         if value is None or last(gold) == last(answer):
-            return last(gold) == last(answer)
+            return last(gold) == last(answer) and has_known_members(gold, answer)
         gold = value
     if has(answer, "undone"):
         value = without_undone(answer)  # an integral, sum or limit alone answers nothing

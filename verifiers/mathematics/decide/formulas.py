@@ -188,11 +188,8 @@ def in_the_case_of(gold: Node, answer: Node) -> Node:
         (name,), (other,) = names, others
         is_whole = {name, other} <= WHOLE_NAMES and PI in nodes(gold)
         is_parameter = {name, other} <= PARAMETERS and gold.op in {"tuple", "matrix"}
-        if (
-            is_whole
-            or is_parameter
-            or (len(name) == len(other) == 1 and name.isascii() and name.lower() == other.lower())
-        ):
+        is_one_letter = len(name) == len(other) == 1 and name.isascii() and name.lower() == other.lower()
+        if is_whole or is_parameter or is_one_letter:
             return substitute(answer, {other: sym(name)})
     if gold.op in COLLECTIONS:
         ours, theirs = names - others, others - names

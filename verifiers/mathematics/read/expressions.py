@@ -196,9 +196,9 @@ def postfixed(cursor: Cursor, base: Node) -> Node:
 def _feet_and_inches(cursor: Cursor, value: Node) -> Node | None:
     """Return the length 5'10'' and pass it; None if the quote is something else."""
     inches = cursor.peek(1)
-    if inches.kind != "num" or cursor.peek(2).value not in {"'", '"'}:
+    if inches.kind != "num" or not cursor.peek(2).value == cursor.peek(3).value == "'":
         return None
-    cursor.at += 4 if cursor.peek(3).value == "'" else 3
+    cursor.at += 4
     feet = times(value, Node("word", ("feet",)))
     return Node("add", (feet, times(inches.value, Node("word", ("inches",)))))
 

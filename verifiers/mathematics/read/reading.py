@@ -24,6 +24,8 @@ DELIMITERS = re.compile(
     r"|\\end\{(?:equation|math|displaymath)\*?\}"
 )
 DOLLAR = re.compile(r"(?<!\\)\$")
+INCHES = re.compile(r"(\d'\s?\d[\d.]*)\"")
+NEXT_EQUATION = re.compile(r"(?<!\\)\$\s+\$(?=[A-Za-z][\w{}]*\s*=)")
 TRAILING = re.compile(r"(?:\s|\\[,;:! ]|~|\\\\|[.,;:](?<!\\[,;:])|\\q?quad)+$")
 TEXT_WRAPPER = re.compile(r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|mbox|hbox|mathrm)\s?\{")
 TEXT_STOP = re.compile(r"\\text(?:bf|it|rm)?\{\s*[.,;]\s*\}$|(?<=[a-z])\.(?=\s*\}$)")
@@ -228,6 +230,8 @@ def clean(text: str, comma_is_decimal: bool = False) -> str:
         text = BOLD_START.sub(r"\1", text)
     if "..." in text:
         text = LEFT_OUT.sub(r",\\ldots,", text)
+    if '"' in text:
+        text = INCHES.sub(r"\1''", text)
     if text.startswith("``") and text.endswith("''"):
         text = text[2:-2]
     text = text.strip(OUTSIDE)
@@ -310,7 +314,8 @@ def _without_dollars(text: str) -> str:
         return text[: places[0]] + "\\$" + text[places[0] + 1 :]
     if len(places) % 2 and re.match(r"\$?\d", text[places[0] + 1 :]) and places[0] == 0 and len(places) > 1:
         return "\\$" + DOLLAR.sub("", text)
-    return DOLLAR.sub("", text)
+    equations = NEXT_EQUATION.split(text)
+    return DOLLAR.sub("", ",".join(equations) if all("=" in e for e in equations) else text)
 
 
 def rewritten(text: str) -> str:
