@@ -6,7 +6,7 @@ import ast
 import builtins
 import symtable
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -54,15 +54,18 @@ def suite_of(source: str, setup: str, fn: str | None, prompt: str = "") -> TestS
         tree, own = ast.parse(source), ast.parse(setup)
         setup = f"{prompt}\n{setup}"
         before = ast.parse(setup)
-        fn = fn if fn is None else ast.unparse(ast.parse(fn.strip(), mode="eval"))
+        fn = _copied(tree, f"{setup}\n{source}") if fn is None else ast.unparse(ast.parse(fn.strip(), mode="eval"))
     except (SyntaxError, ValueError, RecursionError) as exc:
         raise DataError(f"reference.tests: not Python: {exc}") from exc
+    tree.body = [s for s in tree.body if not isinstance(s, ast.FunctionDef) or s.name != fn]
     whole = ast.Module(body=[*before.body, *tree.body], type_ignores=[])
     imported = _imported(whole)
-    names = _names(whole, f"{setup}\n{source}", fn, bool(imported) or _imports_program(whole))
+    names = _names(whole, f"{setup}\n{ast.unparse(tree)}", fn, bool(imported) or _imports_program(whole))
     if not names and not imported and not _imports_program(whole):
         raise DataError("reference.tests: they call nothing of the program; name its function in reference.fn")
-    modules = [n for n in names if n in sys.stdlib_module_names and n not in _called(whole)]
+    inside = {id(n.value) for n in ast.walk(whole) if isinstance(n, ast.Attribute)}
+    called = {n.id for n in ast.walk(whole) if isinstance(n, ast.Name) and id(n) not in inside}
+    modules = [n for n in names if n in sys.stdlib_module_names and n not in called]
     names = tuple(n for n in names if n not in modules)
     before.body += [ast.Import([ast.alias(n)]) for n in modules]  # what answers import, some tests use
     # Classes of the task's text that have only attributes and methods, such as nodes of lists and trees.
@@ -72,8 +75,11 @@ def suite_of(source: str, setup: str, fn: str | None, prompt: str = "") -> TestS
     kept = ast.Module([*own.body, *(s for s in tree.body if not _is_main_guard(s))], [])
     checks = [s for s in tree.body if isinstance(s, ast.FunctionDef) and s.name == "check"]
     candidates = [argument.arg for check in checks for argument in check.args.args[:1]]
+    calls = (s.value for s in tree.body if isinstance(s, ast.Expr) and _is_check_call(s))
+    checked = (ast.unparse(c.args[0]) for c in calls if isinstance(c, ast.Call) and len(c.args) == 1)
+    fn = fn or next(checked, None)
     one_process = reason_for(kept, (*names, *imported, *candidates), classes)
-    tests = _split(_explained(before).body, _explained(tree).body, fn or _checked(tree))
+    tests = _split(_Explaining().visit(before).body, _Explaining().visit(tree).body, fn)
     if not tests:
         raise DataError("reference.tests: no assert, no test_ function and no check(candidate) in it")
     return TestSuite(tuple(tests), names, imported, records, one_process)
@@ -171,11 +177,6 @@ def _is_assert(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.If) and isinstance(statement.test, ast.Constant) and statement.test.value == _GROUP
 
 
-def _explained(tree: ast.Module) -> ast.Module:
-    changed: ast.Module = _Explaining().visit(tree)
-    return changed
-
-
 def _is_literal(node: ast.expr) -> bool:
     try:
         ast.literal_eval(node)
@@ -212,9 +213,18 @@ def _names(tree: ast.Module, text: str, fn: str | None, imports_program: bool) -
     names = tuple(dict.fromkeys([*of_fn, *unknown]))
     if not names and not imports_program:
         names = tuple({n for n in called if hasattr(builtins, n) and n in free})
-        if len(names) > 1:
-            raise DataError("reference.tests: they call only builtins; name the program's function in reference.fn")
+        own = {n.name for n in nodes if isinstance(n, ast.FunctionDef) and not n.name.startswith("test")}
+        if len(names) > 1 or (names and not own.isdisjoint(called)):
+            raise DataError("reference.tests: they call only builtins and their own; name the function in reference.fn")
     return names
+
+
+def _copied(tree: ast.Module, text: str) -> str | None:
+    """Return the program's function where the tests define it too: the f of `test_f`, if they miss no name."""
+    defined = {s.name for s in tree.body if isinstance(s, ast.FunctionDef)}
+    copied = [name for name in defined if f"test_{name}" in defined]
+    missed = [n for n in _free_names(text) if not hasattr(builtins, n) and not n.startswith("__")]
+    return copied[0] if len(copied) == 1 and not missed and not _imports_program(tree) else None
 
 
 def _free_names(text: str) -> set[str]:
@@ -229,18 +239,6 @@ def _free_names(text: str) -> set[str]:
                 is_made = symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
                 (defined if is_made else used).add(symbol.get_name())
     return used - defined
-
-
-def _checked(tree: ast.Module) -> str | None:
-    """Return the argument of a call `check(f)` at the top level, None without one."""
-    calls: Iterable[Any] = (s.value for s in tree.body if isinstance(s, ast.Expr) and _is_check_call(s))
-    return next((ast.unparse(c.args[0]) for c in calls if isinstance(c, ast.Call) and len(c.args) == 1), None)
-
-
-def _called(tree: ast.Module) -> set[str]:
-    """Return the names that the tests call, or use in another way than for an attribute."""
-    inside = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
-    return {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and id(n) not in inside}
 
 
 def _name_of(function: ast.expr) -> str:
