@@ -223,8 +223,8 @@ def test_pairs(layout: Callable[[int], Row], tmp_path: Path) -> None:
 def test_what_cannot_be_read_says_which_columns_there_are(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"rows: no column looks like a question; columns: frage, antwort\. Call one"):
         guess([{"frage": "1+1?", "antwort": "2"}], "rows")
-    for answer, verifier in (("The king of France", None), (10**5000, "math"), (True, None)):
-        assert guess([{"question": "Who?", "answer": answer}], "rows").verifier == verifier
+    for answers, verifier in ((["The king"], None), ([10**5000], "math"), ([True], None), ([1, True, 2], None)):
+        assert guess([{"question": "Who?", "answer": answer} for answer in answers], "rows").verifier == verifier
     assert first_rows(place_of([{"answer": 10**5000}], tmp_path, "rows"), tmp_path) == [{"answer": f"1{'0' * 5000}"}]
 
 

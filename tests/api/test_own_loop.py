@@ -26,6 +26,7 @@ from tests.stages.tiny import TREE, tiny
 from tests.warm import ROOT, warm
 from verizero.pipeline.api.own_loop import OwnLoop
 from verizero.pipeline.config.load import dump
+from verizero.pipeline.scoring.select import GROUP_KINDS
 
 REFILLED = ("rl.prompts_per_step=4", "rl.select.keep=informative", "rl.select.max_refills=2")
 RECIPES: dict[str, tuple[str, ...]] = {
@@ -102,7 +103,7 @@ def test_rewards_choice_and_number_of_updates_may_be_ones_own(tmp_path: Path) ->
                 assert s.update([group])["updates"] == 1.0
             s.publish()
             row = s.end_step()
-            assert row["groups/sampled"] == 4
+            assert row["groups/sampled"] == sum(row[f"groups/{kind}"] for kind in GROUP_KINDS) == 4
             assert row["groups/trained"] == 2
             assert row["updates"] == 2.0
         assert s._session.state.policy_version == before + 6

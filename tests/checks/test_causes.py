@@ -23,7 +23,7 @@ from tests.source import ROOT
 from verizero.pipeline.checks.cause import CAUSES
 from verizero.pipeline.checks.diagnosis import diagnose
 from verizero.pipeline.checks.finding import Finding
-from verizero.pipeline.checks.run_facts import RunFacts, read
+from verizero.pipeline.checks.run_facts import RunFacts, by_group, read
 from verizero.pipeline.cli import main
 from verizero.pipeline.config.load import parse
 from verizero.pipeline.config.run import RunConfig
@@ -277,6 +277,16 @@ def scored(run: RunFacts, change: Callable[[float], float]) -> RunFacts:
     """The run with other scores, and rewards that are the scores."""
     rows = [replace(s.row, score=change(s.row.score), reward=change(s.row.score)) for s in run.samples]
     return replace(run, samples=tuple(replace(s, row=row) for s, row in zip(run.samples, rows, strict=True)))
+
+
+def test_an_answer_that_is_accepted_once_shows_no_wrong_reference(diagnosed: Any) -> None:
+    """Of each answer in a group the first response is accepted, in a run where most common answers were refused."""
+    run = read(diagnosed(OWN / "answers_of_the_next_row-0.tar.xz")[0])
+    first = {(g[0].line, s.row.extracted): s.line for g in by_group(run.samples) for s in reversed(g)}.values()
+    samples = tuple(
+        replace(s, row=replace(s.row, score=1.0, reward=1.0)) if s.line in first else s for s in run.samples
+    )
+    assert place_of("wrong_references", diagnose(replace(run, samples=samples))) is None
 
 
 def test_partial_credit_is_no_fooled_verifier() -> None:

@@ -131,7 +131,10 @@ def test_rows_are_read_one_by_one_without_damaged_lines(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     assert list(numbered_jsonl(path)) == []
     path.write_bytes(b'{"a": 1}\n{\n\xff\n[1]\n\n{"a": 2}\n{"a"')
-    assert [row for _, row in numbered_jsonl(path)] == [{"a": 1}, {"a": 2}]
+    assert list(numbered_jsonl(path)) == [(1, {"a": 1}), (6, {"a": 2})]
+    path.write_text('{"a":1}\n' * 10)
+    for most, lines in ((80, [*range(1, 11)]), (32, [1, 2, 9, 10]), (16, [1, 10])):
+        assert [number for number, _ in numbered_jsonl(path, most)] == lines
 
 
 @pytest.mark.parametrize("digits", [1, 4300, 4301, 9001])

@@ -45,6 +45,8 @@ def answer(request: Request, body: bytes) -> Response:
     kind = request.url.path.removeprefix("/fail/")
     if kind in FAILURES:
         raise FAILURES[kind]
+    if kind == "/busy":
+        raise Refused(429, "too many requests")
     return JSONResponse({"double": 2 * checked(Numbers, parsed(body), 422).number})
 
 
@@ -286,11 +288,13 @@ class TestFailures:
         client = http.client.HTTPConnection("127.0.0.1", service.port, timeout=PATIENCE_S)
         client.connect()
         kept = client.sock
-        for body, status in ((b"{}", 422), (GOOD, 200), (b"[", 400), (GOOD, 200)):
-            client.request("POST", "/", body, {"Authorization": f"Bearer {TOKEN}"})
+        requests = (("/", b"{}", 422), ("/", GOOD, 200), ("/", b"[", 400), ("/busy", GOOD, 429), ("/", GOOD, 200))
+        for path, body, status in requests:
+            client.request("POST", path, body, {"Authorization": f"Bearer {TOKEN}"})
             reply = client.getresponse()
             reply.read()
             assert (reply.status, client.sock) == (status, kept)
+            assert reply.headers["Retry-After"] == ("1" if status == 429 else None)
         client.close()
 
 

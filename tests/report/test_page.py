@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.report.runs import HOSTILE, RECIPE, make_run, read_rows
 from verizero.pipeline.errors import RunError
 from verizero.pipeline.report.curves import Chart, Series
-from verizero.pipeline.report.page import MAX_ALARMS, SETTINGS, Card, build_page, embed, result_line
+from verizero.pipeline.report.page import MAX_ALARMS, SETTINGS, Card, _duration, build_page, embed, result_line
 from verizero.pipeline.report.run_files import read_run
 from verizero.pipeline.report.samples import choose_samples
 from verizero.pipeline.report.summary import build_summary
@@ -165,6 +165,13 @@ def test_the_page_says_what_the_files_say(run_dir, page):
     assert sum(tag == "svg" for tag, _ in page.tags) == len(charts)
     steps = read_run(run_dir).rl_steps
     assert charts["entropy"]["series"][0]["y"] == pytest.approx([r.metrics["entropy"] for r in steps], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(59.5, "59.5 s"), (61, "1 min 1 s"), (119.6, "2 min 0 s"), (3599.6, "1 h 0 min")]
+)
+def test_times_are_rounded_to_seconds_before_they_are_divided(seconds, shown):
+    assert _duration(seconds) == shown
 
 
 @pytest.mark.run

@@ -203,6 +203,19 @@ def test_a_state_of_another_model_is_refused(with_reference: bool, tmp_path: Pat
             other.load(tmp_path)
 
 
+def test_moments_of_another_shape_are_refused(tmp_path: Path) -> None:
+    """Of as many dimensions, which torch would accept."""
+    backend = backend_of()
+    backend.start(OptimizerConfig(learning_rate=0.1), 1)
+    weight = next(backend.model.parameters())
+    backend.backward(weight.sum())
+    backend.step()
+    backend.policy.optimizer.state[weight]["exp_avg"] = torch.zeros(1, 1)
+    backend.save(tmp_path, save_model)
+    with pytest.raises(CheckpointError, match="does not fit the model"):
+        backend.load(tmp_path)
+
+
 def test_a_full_disk_is_told_as_such(tmp_path: Path) -> None:
     """From the system's own error: the optimiser's file is the device that is always full."""
     backend = backend_of()

@@ -20,7 +20,7 @@ from verizero.pipeline.types import Attempt, Prompt, Verdict
 from verizero.verifiers._sandbox_jobs import Job, Outcome
 from verizero.verifiers.base import load
 from verizero.verifiers.code import CodeParams, grade
-from verizero.verifiers.layouts.base import Suite, layout_of, layouts, suite_of
+from verizero.verifiers.layouts.base import Asserts, Suite, layout_of, layouts, suite_of
 
 LINE = "print(3 * int(input()) + 7)"
 STDIN = {"tests": [{"input": "1", "output": "10"}]}
@@ -89,6 +89,13 @@ def test_other_forms_of_the_same_tests(reference: Any, layout: str, mode: str) -
     name, tests = layout_of(reference)
     assert isinstance(tests, Suite)
     assert (name, tests.mode) == (layout, mode)
+
+
+@pytest.mark.parametrize(("second", "fn"), [("sum([3])", "sum"), ("max([3])", None)])
+def test_a_builtin_is_the_tested_function_if_all_asserts_call_it(second: str, fn: str | None) -> None:
+    tests = layout_of({"test_list": ["assert sum([1, 2]) == 3", f"assert {second} == 3"]})[1]
+    assert isinstance(tests, Asserts)
+    assert tests.fn == fn
 
 
 BIG = {"entry_point": "task_func", "test": "import unittest\nclass TestCases(unittest.TestCase):\n    pass"}

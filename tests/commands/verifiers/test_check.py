@@ -101,6 +101,7 @@ BUILT_IN: list[tuple[Any, list[dict[str, Any]]]] = [
         [
             {
                 "reference": ["assert f(2) == 4", "assert f(3) == 9"],
+                "truncated": True,  # of the row's own response, which it has not
                 "accept": ["def f(x): return x * x"],
                 "refuse": ["def f(x): return 4", "def f(x): raise SystemExit"],
             }
