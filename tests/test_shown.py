@@ -103,7 +103,7 @@ class _Policy:
 def test_a_terminal_gets_no_command_of_a_policy(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     show(text)
     show(text, is_error=True)
-    chat._answer("model", _Policy(text), [], "hello", 1)
+    chat._answer("model", _Policy(text), [], "hello", 1, True)
     evidence = Evidence("rollouts.jsonl", 1, text)
     show(_paragraph(Finding(0.5, text, (evidence,), text, cause="cause")))
     out = StringIO()

@@ -42,9 +42,10 @@ def run(arguments: argparse.Namespace) -> int:
     from verizero.pipeline.types import Message
 
     speakers = speakers_of(arguments)
+    can_continue = all(s.can_continue for s in speakers.values())  # all of them, so that both read the same
     is_terminal = sys.stdin.isatty()
     if is_terminal:
-        alone = "" if all(s.can_continue for s in speakers.values()) else " Each line is asked alone."
+        alone = "" if can_continue else " Each line is asked alone."
         show(f"Write a line and press Enter.{alone} /new begins again; Ctrl-D ends.")
     recipe, system = recipe_of(arguments.model), arguments.system
     if system is None and recipe is not None and arguments.template is None:
@@ -63,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
             continue
         seed = secrets.randbits(62)
         for (name, served), messages in zip(speakers.items(), histories, strict=True):
-            _answer(name if len(speakers) > 1 else "", served, messages, text, seed)
+            _answer(name if len(speakers) > 1 else "", served, messages, text, seed, can_continue)
 
 
 def speakers_of(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -111,8 +112,8 @@ def _served_by(arguments: argparse.Namespace) -> Any:
     return load_served(arguments.model, arguments.template, sampling, existing_device(arguments.device, "--device"))
 
 
-def _answer(name: str, served: Any, messages: list[Message], text: str, seed: int) -> None:
-    """Print a model's answer to a line, and add both to its conversation, if it can continue one."""
+def _answer(name: str, served: Any, messages: list[Message], text: str, seed: int, can_continue: bool) -> None:
+    """Print a model's answer to a line, and add both to its conversation if `can_continue`."""
     from verizero.pipeline.errors import DataError
     from verizero.pipeline.types import Message
 
@@ -125,7 +126,7 @@ def _answer(name: str, served: Any, messages: list[Message], text: str, seed: in
         messages.pop()
         return
     show(label + message.content + (" …" if was_cut else ""))
-    if served.can_continue:
+    if can_continue:
         messages.append(message)
     else:
         messages.pop()

@@ -102,11 +102,15 @@ def _nest(folder: str, depth: int) -> None:
 @pytest.mark.run
 def test_folders_of_killed_callers_are_swept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(work_folders, "_MIN_AGE_S", -1.0)
+    monkeypatch.setattr(work_folders, "_swept", threading.Event())
     live, held = work_folders.make()
     dead, lost = work_folders.make()
+    assert work_folders._swept.is_set()
     os.close(lost)
     try:
+        assert work_folders.sweep() == 0  # one that is young may be about to be locked
+        assert not work_folders._swept.is_set()
+        monkeypatch.setattr(work_folders, "_MIN_AGE_S", -1.0)
         for home in (live, dead):
             _nest(f"{home}/box", 1500)
         assert work_folders.sweep() == 1
