@@ -120,7 +120,7 @@ def _logged_at(path: Path) -> Logged:
     if not path.exists():
         raise RunError(f"{path} does not exist{near_path(path)}")
     if path.suffix in options.SUFFIXES:
-        return Logged(files=[str(path)], settings=options.settings_of_file(path))
+        return Logged(settings=options.settings_of_file(path))
     logged = next((own for read in READERS if (own := read(path)) is not None), Logged())
     if path.is_dir() and logged.rows and not logged.settings:
         # transformers writes all arguments into the first event file, whatever else a run has.

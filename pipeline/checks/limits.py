@@ -95,7 +95,7 @@ LIMITS = (
         few steps alone are those that a scaler of float16 leaves out.
         """,
         _not_finite, 0.05, 0.5,
-        "In {:.0%} of the steps the loss or the gradient is NaN or infinite.",
+        "In {:.0%} of all or of the last steps the loss or the gradient is NaN or infinite.",
         ("not_finite", "reward/sampled"),
         "go back to a checkpoint before these steps, with a tenth of the learning rate, and in bfloat16 or float32",
         "go back to a checkpoint before these steps, with a tenth of the learning rate, and in bfloat16 or float32",

@@ -26,6 +26,7 @@ from tests.source import ROOT
 from tests.test_documents import block, imported
 from verizero.pipeline.checks.cause import CAUSES
 from verizero.pipeline.checks.diagnosis import TOOLS, diagnosed
+from verizero.pipeline.checks.logs.logged import NOT_FINITE, numbers
 from verizero.pipeline.cli import main
 from verizero.pipeline.errors import RunError
 
@@ -107,6 +108,12 @@ def test_a_console_is_read_with_numbers_that_are_none(tmp_path: Path) -> None:
     assert (diagnosis.findings[0].cause, diagnosis.findings[0].level) == ("not_finite", "problem")
 
 
+def test_a_held_out_or_best_loss_that_is_no_number_is_none_of_an_update() -> None:
+    for name in ("eval_loss", "eval/loss", "val_loss", "best_loss", "validation/loss"):
+        assert numbers({name: math.nan, "train/grad_norm": 0.5}) == {"train/grad_norm": 0.5}
+    assert numbers({"train/policy_loss": math.inf}) == {NOT_FINITE: 1.0}
+
+
 def write_state(folder: Path, age_s: float, **values: float) -> None:
     """A state of TRL of as many steps as the folder's name says, written so many seconds ago."""
     folder.mkdir(parents=True)
@@ -122,12 +129,21 @@ def test_gradients_that_are_no_numbers_come_first(tmp_path: Path) -> None:
     assert [f.cause for f in diagnosed([tmp_path]).findings if f.level == "problem"] == ["not_finite"]
 
 
-@pytest.mark.parametrize(("reward", "judged"), [(0.5, 60), (0.0, 500)], ids=["another run", "one run"])
-def test_the_newest_run_is_judged_and_its_file_is_named(reward: float, judged: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("reward", "of_folder", "judged"),
+    [(0.5, False, 60), (0.0, False, 500), (0.0, True, 500)],
+    ids=["another run", "one run", "one run, resumed"],
+)
+def test_the_newest_run_is_judged_and_its_file_is_named(
+    reward: float, of_folder: bool, judged: int, tmp_path: Path
+) -> None:
     """Of one run, the checkpoint with the most steps, in whatever order its folders were copied."""
     write_state(tmp_path / "checkpoint-500", 3 * 86400, reward=reward)
     write_state(tmp_path / "checkpoint-60", 0)
-    diagnosis = diagnosed([tmp_path])
+    if of_folder:
+        (tmp_path / "checkpoint-60" / "trainer_state.json").rename(tmp_path / "trainer_state.json")
+    (tmp_path / "train.py").write_text("GRPOConfig(beta=0.0)")
+    diagnosis = diagnosed([tmp_path, tmp_path / "train.py"])
     assert len(diagnosis.facts.steps) == judged
     assert diagnosis.notes[-1] == f"judged: {tmp_path}/checkpoint-{judged}/trainer_state.json"
 

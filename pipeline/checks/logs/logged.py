@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,8 @@ MAX_RESPONSE_BYTES = 20_000_000
 """Bytes of sampled responses that are read: of more files, those of some steps from the first to the last."""
 NOT_FINITE = "not_finite"
 """Name of a number that is 1 at the steps whose loss or gradient is no number."""
+NOT_OF_UPDATES = frozenset(("eval", "val", "validation", "test", "best"))
+"""Parts of names of losses that no update computes."""
 MAX_LINE = 10_000_000
 """Bytes of the first line of a file, by which its kind is known."""
 
@@ -101,15 +104,17 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float]:
     """
     finite: dict[str, float] = {}
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int | float | str):
-            continue
-        try:
-            number = float(value)
-        except (ValueError, OverflowError):
-            continue
+        number = value
+        if type(value) is not float:  # nearly all are, and a log may have millions
+            if isinstance(value, bool) or not isinstance(value, int | float | str):
+                continue
+            try:
+                number = float(value)
+            except (ValueError, OverflowError):
+                continue
         if math.isfinite(number):
             finite[str(name)] = number
-        elif str(name).endswith(("grad_norm", "loss")):
+        elif str(name).endswith(("grad_norm", "loss")) and NOT_OF_UPDATES.isdisjoint(re.split("[/_]", str(name))):
             finite[NOT_FINITE] = 1.0
     return finite
 

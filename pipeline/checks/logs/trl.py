@@ -163,8 +163,10 @@ def _state(path: Path) -> Path | None:
     if len(states) < 2:
         return states[0] if states else None
     last = max(reversed(states), key=lambda p: p.stat().st_mtime)
-    # Of one run, the state with the most steps; where an earlier run has left checkpoints, those are not its own.
-    return states[-1] if _history(last)[:1] == _history(states[-1])[:1] else last
+    # Of one run, the state with the most steps: if it was resumed, the folder's may be from before. Where an earlier
+    # run has left checkpoints, those are not its own.
+    longest = max(states[-2:], key=lambda p: len(_history(p)))
+    return longest if _history(last)[:1] == _history(longest)[:1] else last
 
 
 def _number(name: str) -> int:
