@@ -19,13 +19,11 @@ from typing import Any
 
 from verizero.pipeline.config.data import FILE_TYPES, HubSource, ending_of
 from verizero.pipeline.errors import DataError, boundary
-from verizero.pipeline.host.disk import json_text, parse_json
+from verizero.pipeline.host.disk import MAX_BITS, json_text, parse_json
 
 csv.field_size_limit(sys.maxsize)  # Python's own is 131,072 characters
 ROWS_AT_ONCE = 1000
 GZIP = b"\x1f\x8b"
-MAX_BITS = 14_000
-"""Fewer than those of 4300 decimal digits, the most that Python writes of an integer."""
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 PlacedRow = tuple[str, int, dict[str, Any] | DataError]
 """The place of a row ("train.jsonl line 3"), its number from 1, and the row, or the error in reading it."""
@@ -250,10 +248,10 @@ def _without_nulls(cell: Any) -> Any:
     return [_without_nulls(item) for item in cell] if isinstance(cell, list) else cell
 
 
-def _number(value: Decimal) -> int | float | str | None:
+def _number(value: Decimal) -> Any:
     """Return a number of equal value; the digits, where Python has none; None for NaN."""
     if value.is_nan():
         return None
     if value.is_finite() and value == value.to_integral_value():
-        return int(value)
+        return plain(int(value))
     return float(value) if Decimal(repr(float(value))) == value else str(value)

@@ -16,7 +16,7 @@ from typing import Any
 from verizero.pipeline.errors import DataError, InUse, RunError, VerizeroError, machine_fault
 
 Row = dict[str, Any]
-_MAX_DIGITS, _MAX_BITS, _DIGITS_PER_BIT = 4000, 13_000, 0.30103
+_MAX_DIGITS, MAX_BITS, _DIGITS_PER_BIT = 4000, 13_000, 0.30103
 """Digits and bits of integers that Python's own parser reads and writes."""
 PARTIAL, REPLACED = ".partial-", ".replaced-"
 """Prefixes of a folder that is being written, and of its predecessor while the new one takes the name."""
@@ -135,7 +135,7 @@ def _without_long(value: Any, long: dict[str, int]) -> Any:
         return {key: _without_long(item, long) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_without_long(item, long) for item in value]
-    if isinstance(value, int) and value.bit_length() > _MAX_BITS:
+    if isinstance(value, int) and value.bit_length() > MAX_BITS:
         long[mark := secrets.token_hex(16)] = value
         return mark
     return value
@@ -145,7 +145,7 @@ def _decimal(number: int) -> str:
     """Return the decimal digits of an integer of any size."""
     if number < 0:
         return f"-{_decimal(-number)}"
-    if number.bit_length() <= _MAX_BITS:
+    if number.bit_length() <= MAX_BITS:
         return str(number)
     half = int(number.bit_length() * _DIGITS_PER_BIT) // 2
     high, low = divmod(number, 10**half)
