@@ -19,7 +19,7 @@ from verizero.verifiers.base import VerifierParams
 from verizero.verifiers.mathematics.decide.algebra import ALGEBRA, TimedOut
 from verizero.verifiers.mathematics.decide.compare import match
 from verizero.verifiers.mathematics.decide.equality import approximate
-from verizero.verifiers.mathematics.decide.equation_chains import last
+from verizero.verifiers.mathematics.decide.equation_chains import DENYING, last
 from verizero.verifiers.mathematics.decide.evaluation import BUDGET, MAX_DECISION, OverBudget
 from verizero.verifiers.mathematics.decide.formulas import letters_for_unit
 from verizero.verifiers.mathematics.decide.quantities import explicitly_rounded
@@ -36,6 +36,7 @@ from verizero.verifiers.mathematics.read.syntax_tree import (
     nodes,
 )
 from verizero.verifiers.mathematics.words.characters import is_certain
+from verizero.verifiers.mathematics.words.spelled_out import SPACING
 from verizero.verifiers.mathematics.words.vocabulary import words_of
 
 GOLDS, ANSWERS = 16_384, 16_384
@@ -57,12 +58,17 @@ ANNOUNCED = re.compile(r"^(?:(?:final )?answer(?: is|:| =)?|it is) ")
 TEXT_LIST = re.compile(r"\s*(?:,|;|\band\b|&)\s*")
 SIDE_BY_SIDE = re.compile(r"-?[\d./]+(?: -?[\d./]+)+")
 """Numbers in an order, as DeepMind's mathematics_dataset writes them."""
+RATE = re.compile(
+    r"(?<=[\d}])(?:(?:[\s~]|\\[,;: ])+|(?=[kc]m))(?:(?:[kc]?m|ft|mi)/(?:s(?:\^\{?2\}?)?|h)|(?:m?g|mol)/L|g/mol)$"
+)
+"""Units behind a number, such as m/s: elsewhere, as in 3m/s or 5/h, their letters are names."""
 PARITY = re.compile(r"\b(?:odd|even|prime|primes|composite)\b")
 SHOWN_AS_TIME = re.compile(r":0\d|[a-z]")
 FILLING = words_of("n k m p x value values all every any for is are must be integer integers number numbers of")
 """Words that do not tell "all odd integers n" from "n odd"."""
 NO_BRACES = str.maketrans("", "", "{}\\")
 TRUTH = {"yes": True, "true": True, "no": False, "false": False}
+RESERVED = DENYING | TRUTH.keys() | {"except", "but", "only"}  # they take back the yes or no before them
 
 
 class MathParams(VerifierParams):
@@ -85,7 +91,7 @@ class Gold:
         self.text = text
         self.reading = Reading(clean(text, comma))
         self.rounded = False
-        if SIDE_BY_SIDE.fullmatch(text) and self.reading.tree is None:
+        if SIDE_BY_SIDE.fullmatch(text) and (self.reading.tree is None or text.count(" ") == text.count(" -")):
             self.reading = Reading(f"({text.replace(' ', ', ')})")
         if self.reading.approximate:
             bare = Reading(clean(APPROXIMATE.sub("", self.reading.text)))
@@ -262,7 +268,7 @@ def _is_small(node: Node) -> bool:
 def equivalent(gold: Gold, answer: Reading) -> bool | None:
     """True if the answer equals the gold; None if that could not be decided."""
     wanted = gold.reading
-    if answer.text == wanted.text:
+    if answer.text == wanted.text or SPACING.sub(" ", answer.text) == gold.text:
         return True
     if gold.choices is not None and choices_in(answer.text) == gold.choices:
         return True
@@ -282,14 +288,17 @@ def equivalent(gold: Gold, answer: Reading) -> bool | None:
         if wanted.tree is None and OUTSIDE_GRAMMAR.search(wanted.text):
             return wanted.marks is not None and wanted.marks == answer.marks
         return _same_text(wanted, answer)
+    gold_tree = wanted.tree
+    if is_constant(last(gold_tree)) and not has(gold_tree, "percent", "deg") and RATE.search(answer.text):
+        answer = Reading(RATE.sub("", answer.text))
     tree = answer.tree
     if tree is None or has(tree, "word"):
         tree = answer.number_word or answer.counted or tree
-    gold_tree = wanted.tree
     if is_constant(gold_tree) and (tree is None or (tree.op == "add" and not is_constant(tree))):
         choice = choice_of_answer(answer.text)
-        if choice is not None and (tree is None or choice.shown.startswith("-")):
-            tree = Reading(clean(choice.shown)).tree  # (b) 0.3, or (b) -0.3, which is no sum
+        is_value = tree is None or (choice and choice.shown[:1] == "-" and f" {choice.shown}" in answer.text)
+        if choice is not None and is_value and choice.letter <= ("H" if tree is None else "E"):
+            tree = Reading(clean(choice.shown)).tree  # (b) 0.3, or (b) -0.3, which is no sum; (n) 3 is n times 3
     if tree is None:
         return False
     if ("b" in wanted.text or "b" in answer.text) and (BOLD.search(wanted.text) or BOLD.search(answer.text)):
@@ -371,7 +380,8 @@ def _same_text(wanted: Reading, answer: Reading) -> bool | None:
         return bool(gold) or None
     if gold in TRUTH:
         first, _, rest = text.partition(",")
-        return TRUTH.get(first.strip()) == TRUTH[gold] and TRUTH.keys().isdisjoint(re.findall(r"[a-z]+", rest))
+        barred = RESERVED if TRUTH[gold] else RESERVED - {"not", "never", "neither"}
+        return TRUTH.get(first.strip()) == TRUTH[gold] and barred.isdisjoint(re.findall(r"[a-z]+", rest))
     if wanted.number_word is not None and answer.tree is not None:
         return match(wanted.number_word, answer.tree)
     is_same_kind = PARITY.search(gold) and _bare_kind(gold) == _bare_kind(text)

@@ -69,6 +69,7 @@ from verizero.verifiers.mathematics.read.syntax_tree import (
     is_constant,
     is_vector_sum,
     nodes,
+    sym,
     variables,
 )
 
@@ -93,7 +94,9 @@ def match(gold: Node, answer: Node) -> bool | None:
             return False
         names = [name for t in (gold, answer) if t.op == "rel" and (name := name_of(t.args[0])) is not None]
         if len(names) == 2 and not names_agree(*names):
-            return False
+            term = min(names, key=len)
+            if {gold.args[0], answer.args[0]} != {sym(f"{term}_n"), Node("call", (term, sym("n")))}:  # a_n or a(n)
+                return False
         value = without_undone(gold)
         if value is None or last(gold) == last(answer):
             return last(gold) == last(answer) and has_known_members(gold, answer)
@@ -346,8 +349,10 @@ def _equation(gold: Node, answer: Node) -> bool | None:
     if derived is not None:
         stated, reached = (quantity(last(tree)) for tree in (gold, answer))
         if stated and reached and stated.dimension and reached.has_unit:
-            if stated.dimension != reached.dimension or not same(stated.scale, reached.scale):
+            if stated.dimension != reached.dimension:
                 return False
+            if not same(stated.scale, reached.scale):
+                return all(match(last(gold), a) for a in (answer, last(answer)))
             answer = answer if answer.op == "rel" else reached.raw
         return any(match(v, answer) for v in derived[:1]) or _rounded_to(derived[1:], answer)
     is_chain = answer.op == "rel" and len(gold.args) == len(answer.args) > 3 and set(answer.args[1::2]) == {"="}

@@ -39,8 +39,8 @@ GENERAL = words_of("""
 """Words that say nothing of what a value is."""
 SEGMENT = re.compile(r"(?:bar|overleftrightarrow|length) (?=[A-Z]{2})")
 DERIVATIVE = re.compile(r"(d|partial)(\d?) (\w+)/(\w+)")
-SHORT_UNITS = frozenset(f'"{unit.lower()}"' for unit in UNITS if len(unit) == 2)
-"""Units of two letters, which are no description of a value: Pa = 10 does not answer N = 10."""
+SHORT_UNITS = frozenset(f'"{unit}"' for unit in UNITS if len(unit) == 2 and not unit.isupper())
+"""Units of two letters, which are no description of a value: Pa = 10 does not answer N = 10, but the segment PA may."""
 COMPOUND = re.compile(r"[ (^|=]|..")
 
 
@@ -49,7 +49,8 @@ def name_of(tree: Node) -> str | None:
     if tree in (IMAGINARY, E):
         return str(tree.args[0])  # i = 3 gives a value to a variable
     if tree.op == "word":
-        return tree.args[0] if len(tree.args[0]) == 1 else f'"{tree.args[0].lower()}"'
+        word = tree.args[0]
+        return word if len(word) == 1 else f'"{word if len(word) == 2 else word.lower()}"'
     if tree.op == "sym":
         derivative = DERIVATIVE.fullmatch(tree.args[0])
         if derivative is not None:
@@ -126,7 +127,7 @@ def names_agree(name: str, other: str) -> bool:
 
 
 def _meaning(words: str) -> set[str]:
-    return {stem(w) for w in re.findall(r"[^\W_]+", words)} - GENERAL
+    return {stem(w) for w in re.findall(r"[^\W_]+", words.lower())} - GENERAL
 
 
 def _is_letter(name: str) -> bool:
@@ -207,7 +208,7 @@ def value_of(tree: Node) -> Value | None:
         return None
     if len(members) == 2 and is_constant(members[0]) and members[1].op == "sym":
         members.reverse()  # 3 = x
-    name = name_of(members[0])
+    name = None if signs[0] == "≈" and is_constant(members[0]) else name_of(members[0])  # the number e in e ≈ 2.718
     if name is not None:
         members, signs = members[1:], signs[1:] if len(members) > 2 else []
     # The members up to the first sign of approximation are exact; the last of them is the value.

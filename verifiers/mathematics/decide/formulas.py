@@ -71,9 +71,7 @@ def _equal_as_named(gold: Node, answer: Node) -> bool | None:
         in_letters = not is_constant(wanted.raw) and _has_unit_letters(gold)
         wanted = (quantity(gold, True) if in_letters else None) or wanted
     if is_constant(gold) and reached is not None and variables(reached.raw):
-        reached = quantity(answer, True)
-        if reached is None or variables(reached.raw) or all(power > 0 for _, power in reached.dimension):
-            return False  # 60 km/h is a speed, 5m a product
+        return False
     if reached is None and has(answer, "word"):
         reached = quantity(answer, True)
     if wanted is None or reached is None:
@@ -92,7 +90,7 @@ def derived_values(gold: Node) -> list[Node] | None:
     """
     members, signs = gold.args[::2], gold.args[1::2]
     num_exact = (*signs, "≈").index("≈") + 1
-    if set(signs) - {"=", "≈"} or name_of(members[0]) is not None:
+    if set(signs) - {"=", "≈"} or (name_of(members[0]) is not None and not is_constant(members[0])):
         return None
     if num_exact == 1 and not is_constant(members[0]):
         return None

@@ -51,7 +51,6 @@ mol mole moles | 1 | amount 1
 eV | 1.602176634e-19 | mass 1 length 2 time -2
 Ω Omega ohm ohms | 1 | mass 1 length 2 time -3 current -2
 F farad farads | 1 | mass -1 length -2 time 4 current 2
-bps | 1 | bit 1 time -1
 """
 """Symbol and names | scale to basic units | dimension. Each unit also exists with every prefix."""
 PREFIXES = {
@@ -120,6 +119,11 @@ kB KB | 8000 | bit 1
 MB | 8000000 | bit 1
 GB | 8000000000 | bit 1
 TB | 8000000000000 | bit 1
+bps | 1 | bit 1 time -1
+kbps Kbps | 1000 | bit 1 time -1
+Mbps mbps | 1000000 | bit 1 time -1
+Gbps gbps | 1000000000 | bit 1 time -1
+Tbps tbps | 1000000000000 | bit 1 time -1
 KiB | 8192 | bit 1
 MiB | 8388608 | bit 1
 GiB | 8589934592 | bit 1
