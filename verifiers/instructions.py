@@ -237,10 +237,13 @@ class OneOf(Constraint):
 
 
 class FirstWord(Constraint):
-    """The first word of the n-th paragraph (from 1), in a text of that many paragraphs."""
+    """The first word of the n-th paragraph (from 1), in a text of that many paragraphs.
+
+    As IFEval has it, it ends before . , ? ! ' and ". Other marks are part of it: "So:" and "**So**" are not "So".
+    """
 
     type: Literal["first_word"]
-    word: str = Field(min_length=1)
+    word: str = Field(pattern=r"^[^\s.,?!'\"]+$")
     paragraph: int = Field(1, ge=1)
     paragraphs: int | None = Field(None, ge=1)
 
@@ -248,7 +251,7 @@ class FirstWord(Constraint):
         parts = paragraphs_of(text)
         if len(parts) < self.paragraph or (self.paragraphs is not None and len(parts) != self.paragraphs):
             return False
-        first = parts[self.paragraph - 1].split()[0].lstrip("'\"")
+        first = parts[self.paragraph - 1].split()[0].lstrip("'").lstrip('"')
         return re.split(r"[.,?!'\"]", first)[0].casefold() == self.word.casefold()
 
 

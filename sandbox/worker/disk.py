@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Sequence
 
 MAX_ENTRIES = 2048
+MAX_EMPTY_S = 60.0
 
 
 def write(fd: int, data: bytes) -> None:
@@ -24,13 +26,15 @@ def link(paths: Sequence[str], folder: str) -> None:
 
 
 def empty(folder: str) -> None:
-    """Remove everything in `folder`, at any depth and with any modes."""
-    number = 0
+    """Remove everything in `folder`, at any depth and with any modes. Raises: OSError, after `MAX_EMPTY_S` too."""
+    number, deadline = 0, time.monotonic() + MAX_EMPTY_S
     while True:
         with os.scandir(folder) as entries:
             children = [(e.name, e.is_dir(follow_symlinks=False)) for e in entries]
         if not children:
             return
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{folder} is not empty after {MAX_EMPTY_S:g} s: a process still writes to it")
         for name, is_folder in children:
             path = f"{folder}/{name}"
             if not is_folder:

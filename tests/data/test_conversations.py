@@ -99,15 +99,20 @@ def test_an_answer_without_text_and_call_is_refused(content):
             demonstration_of(split_conversation(said)[2])
 
 
-ORDERS = ["user user assistant", "user assistant assistant", "assistant user", "user assistant user", "user system"]
-UNKNOWN = ("bot", "model", "ipython", "User")
+ORDERS = {
+    "user user assistant": "the assistant's answer; this one begins with user, user",
+    "assistant user": "the assistant's answer; this one begins with assistant, user",
+    "user assistant assistant": "two messages of the assistant follow each other in the demonstration, got assistant, ",
+    "user assistant user": "a demonstration begins and ends with an assistant's message, got assistant, user",
+}
+UNKNOWN = ("system", "bot", "model", "ipython", "User")
 
 
 @pytest.mark.parametrize("roles", [*ORDERS, *(f"user {role}" for role in UNKNOWN)])
 def test_another_order_of_roles_is_refused_with_the_roles(roles):
-    first, *_, last = names = roles.split()
-    said = [{"role": role, "content": "a"} for role in names]
-    with pytest.raises(DataError, match=f"{first}, {names[1]}|{names[-2]}, {last}"):
+    said = [{"role": role, "content": "a"} for role in roles.split()]
+    sentence = ORDERS.get(roles, f"this one begins with {roles.replace(' ', ', ')}$")
+    with pytest.raises(DataError, match=sentence):
         demonstration_of(split_conversation(said)[2])
 
 

@@ -3,6 +3,7 @@
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,7 @@ from verizero.pipeline.rollout.episode import EpisodeLimits
 from verizero.pipeline.rollout.play import EpisodeSetup, play
 from verizero.pipeline.rows import rows
 from verizero.pipeline.types import Prompt, Rollout
+from verizero.sandbox import work_folders
 
 pytestmark = pytest.mark.run
 AGENTS = ROOT / "configs" / "episodes" / "agents"
@@ -236,8 +238,11 @@ def test_a_program_that_is_killed_is_broken_not_wrong_and_leaves_nothing(threads
 def test_a_program_sees_only_what_it_is_given(threads, monkeypatch):
     monkeypatch.setenv("A_SECRET", "x")
     code = LATER + (
-        "ask([{'role': 'user', 'content': 'hi '}])\n"
-        "open('seen.txt', 'w').write(' '.join([*sorted(os.environ), *os.listdir('.')]))"
+        "import fcntl\nask([{'role': 'user', 'content': 'hi '}])\n"
+        "seen = [*sorted(os.environ), *os.listdir('.'), os.path.dirname(os.getcwd())]\n"
+        "try: fcntl.flock(open(seen[-1] + '/canary'), fcntl.LOCK_EX | fcntl.LOCK_NB)\n"
+        "except BlockingIOError: seen.append('locked')\n"
+        "open('seen.txt', 'w').write(' '.join(seen))"
     )
     params = {"command": [sys.executable, "-c", code], "answer": {"file": "seen.txt"}, "variables": {"MINE": "1"}}
     (rollout,) = played(threads, engine_of("16"), **params)
@@ -245,6 +250,9 @@ def test_a_program_sees_only_what_it_is_given(threads, monkeypatch):
     assert "A_SECRET" not in seen
     assert {"MINE", "VERIZERO_TASK", "task.txt", "PATH"} <= set(seen)
     assert os.environ["A_SECRET"] == "x"
+    assert seen[-1] == "locked", "the folder is none of those that are removed when their process is dead"
+    assert Path(seen[-2]).name.startswith(work_folders._PREFIX)
+    assert not Path(seen[-2]).exists()
 
 
 def test_a_call_that_cannot_be_read_reaches_the_program_as_text(threads):

@@ -122,6 +122,16 @@ def test_folders_of_killed_callers_are_swept(monkeypatch: pytest.MonkeyPatch, tm
         disk.empty(str(tmp_path))
 
 
+def test_a_folder_that_a_process_fills_again_and_again_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("x")
+    monkeypatch.setattr(os, "unlink", lambda path: None)
+    monkeypatch.setattr(disk, "MAX_EMPTY_S", 0.05)
+    with pytest.raises(TimeoutError, match=r"is not empty after 0\.05 s"):
+        disk.empty(str(tmp_path))
+
+
 def test_a_link_in_a_shared_folder_leads_the_sweep_nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Where the kernel follows links of others in shared folders, one must not empty the folder that it names."""
     shared, mine = tmp_path / "shared", tmp_path / "mine"

@@ -79,6 +79,8 @@ def test_ifevals_instructions_are_understood(instruction: str, given: dict[str, 
         ([{"type": "words", "min": 5, "max": 2}], "max 2.*min 5"),
         ([{"type": "words", "min": 1, "mox": 2}], "mox"),
         ([{"type": "language", "code": "xx"}], "xx"),
+        ([{"type": "first_word", "word": "don't"}], 'first_word.word: .* pattern .*, got "don\'t"'),
+        ([{"type": "first_word", "word": " "}], "first_word.word"),
         ({"instruction_id_list": ["length:none"], "kwargs": [{}]}, "length:none"),
         ({"instruction_id_list": ["keywords:existence"], "kwargs": [{}]}, "keywords"),
         (

@@ -18,7 +18,7 @@ BOUNDED = re.compile(
 )
 """Words before the formula of a concluding sentence which show that the formula is not the value itself."""
 OF_ANOTHER = re.compile(
-    r"\b(?:wrong|incorrect|false|first|initial|earlier|previous|original|naive|tempting|common|guessed|tentative)\s+$",
+    r"\b(?:wrong|incorrect|false|first|initial|earlier|previous|original|naive|tempting|common|guessed|tentative|trap|unlikely)\s+$",
     re.IGNORECASE,
 )
 TAKEN_BACK = re.compile(

@@ -103,28 +103,36 @@ RIGHT = (
     rf"{_letter('letter')}\s+(?i:is|must be|has to be)\s+"
     rf"(?i:(?:the\s+)?(?:correct|right|best)(?:\s+(?:option|choice|answer|alternative|one))?|the answer){BECAUSE}{END}"
 )
-SURE = r"(?i:(?!.*(?:\b(?:not|wrong|incorrect|false|if|n?either|suppose|assume)\b|n['’]t\b)))"
-IS = r"[^.!?\n]{1,150}?\sis\s+"
-NAMED = (
-    rf"{SURE}{IS}(?={CHOICE_NAME}|\(){_letter('letter')}{END}",
-    rf"{SURE}[^.!?\n]{{0,60}}\b(?i:option|choice|letter)\b{IS}{_letter('letter')}{END}",
+NAMED = re.compile(
+    rf"{LETTER_OPENING}(?i:the\s+(?:(?:only|correct|right|best)\s+)*(?:option|choice|one|picture|figure|graph|diagram)"
+    r"\s+(?:corresponding to|(?:that|which)\s+(?:(?:best|correctly|accurately)\s+)?(?:shows|matches|fits|represents"
+    rf"|corresponds to|satisfies))\b(?:\s[^.!?\n]{{1,120}}?)?\sis)\s+{_letter('letter')}{END}"
 )
+DOUBTS = re.compile(
+    r"\b(?:wrong|in(?:correct|accura)|false|err|mis|flaw|trap|distract|naive|opposite|contra|least|less|wors|poor"
+    r"|bad|hard|bare|except|exclu|elimin|reject|rul(?:e|ing)|without|an?other|part|almost|near|seem|appear|tempt|common"
+    r"|second|last|earl|previous|un|avoid|slip|fail|careless)|\bother\b|n['’]t\b|['’]s\b", re.IGNORECASE
+)  # fmt: skip
+"""Words of a sentence like `NAMED` (the graph that fits the data is (C)) that rejects a choice, or is of another."""
 MUST = rf"[^.!?\n]{{1,100}}?\s(?i:must|has to|can only)\s+be\s+{_letter('letter')}{END}"
 PICKED = (
     r"(?i:(?:I|we)(?:['’]ll|['’]d|\s+will|\s+would)?\s+(?:choose|chose|pick|picked|select|selected|go with|opt for)"
-    r"|(?:my|our|the)\s+(?:final\s+|correct\s+|right\s+|best\s+)*(?:choice|option|answer)\s*(?:is\b|:)"
+    r"|(?:my|our|the)\s+(?:final\s+|correct\s+|right\s+|best\s+)*(?:choice|option|answer|selection)\s*(?:is\b|:)"
     r"|it\s+is|it['’]s)\s*"
 )
 ANNOUNCED = [re.compile(pattern) for pattern in (ALONE, *BUT)]
 SENTENCE = [
     re.compile(LETTER_OPENING + pattern, re.DOTALL)
-    for pattern in (RIGHT, MUST, *(PICKED + p for p in (ALONE, *BUT)), *BUT, ALONE, *NAMED)
+    for pattern in (RIGHT, MUST, *(PICKED + p for p in (ALONE, *BUT)), *BUT, ALONE)
 ]
 
 
 def letter_stated(sentence: str) -> str | None:
     """Return the letter that a whole sentence names the right one; None if it names none, or says more than that."""
-    return _first(SENTENCE, sentence)
+    letter = _first(SENTENCE, sentence)
+    if letter is None and not any(words.search(sentence) for words in (DOUBTS, NO_CONCLUSION, DENIES)):
+        letter = _first([NAMED], sentence)
+    return letter
 
 
 def _first(patterns: list[re.Pattern[str]], text: str) -> str | None:

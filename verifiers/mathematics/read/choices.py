@@ -23,12 +23,17 @@ FRAMED = re.compile(
 BRACKETS = str.maketrans(dict.fromkeys("()[]{}$.*", " "))
 SEVERAL = re.compile(r"\s*[A-J](?:\s*(?:[,;&/]|\band\b|,\s*and\b)?\s*[A-J])+\s*")
 OTHER_CHOICE = re.compile(
-    r"(?:^(?!A\s(?!is|and|or|also)[a-z])|[\s(,/&])[A-J](?:$|[\s).,:/&])|\b(?:or|not|and also|either)\b"
+    r"(?:^(?!A\s(?!\w*s\b|(?:and|or|also|too|would|could|should|may|might|can|will|had|did|came|but|in|on|if)\b)[a-z])"
+    r"|[\s(,/&])[A-J](?:$|[\s).,:/&])|\b(?:or|not|and also|either)\b"
     r"|\(\s*(?:false|wrong|incorrect)\s*\)|\b(?:is|was) (?:false|wrong|incorrect)\b|\?$|^(?:and|&|=)\s"
 )
 """Text behind a letter that names another choice, or takes the letter back."""
-VALUE_FIRST = re.compile(r"(?P<value>.*[^A-Za-z\s]\s*)(?<=\s)\(([A-J])\)", re.DOTALL)
-"""A value with its letter behind it: -2 (B)."""
+VALUE_FIRST = re.compile(
+    r"(?P<value>(?:(?!\\n(?:eq?|ot)(?![a-z])|[=?≠]|(?<![\\A-Za-z])(?:[A-Za-z]{3}|no|if|is)|(?:^|[\s,;{])\(?[A-Ja-j]\)).)*"
+    r"[\d)\]}%!])(?=\s|~|\\[ ,;:!]|\\\w+\{\s)(?:\s|~|\\[ ,;:!])*\\(?:text|math)(?:bf|it|rm|sf)?\{\s*\(([A-J])\)\s*\}",
+    re.DOTALL,
+)
+"""A value with its letter behind it, which is set as text: -2 \\textbf{ (B)}. Unset, -2 (B) may be a product."""
 
 
 class Choice(NamedTuple):
@@ -66,7 +71,7 @@ def choice_of_answer(text: str) -> Choice | None:
     if framed is not None:
         return Choice(_letter(framed), "")
     unbraced = wrapped.replace("{", "").replace("}", "")
-    behind = VALUE_FIRST.fullmatch(unbraced)
+    behind = VALUE_FIRST.fullmatch(text.replace("$", "").strip(" .*"))
     if behind is not None and OTHER_CHOICE.search(behind["value"]) is None:
         return Choice(behind[2], behind["value"].strip())
     parts = CHOICE_SAID.fullmatch(unbraced)
