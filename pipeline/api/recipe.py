@@ -12,8 +12,8 @@ import yaml
 
 from verizero.pipeline.api.given import Data, Rewards, first_rows, place_of, verifier_of
 from verizero.pipeline.api.guess import Guess, guess
+from verizero.pipeline.config.auto import for_machine, with_rates
 from verizero.pipeline.config.choices import REWARDS
-from verizero.pipeline.config.left_open import for_machine, with_rates
 from verizero.pipeline.config.load import parse
 from verizero.pipeline.config.recipes import override_texts
 from verizero.pipeline.config.run import RunConfig

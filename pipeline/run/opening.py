@@ -11,7 +11,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from verizero.pipeline.config.left_open import for_machine, leaves_rates_open, with_rates
+from verizero.pipeline.config.auto import for_machine, leaves_rates_open, with_rates
 from verizero.pipeline.config.recipes import Resume
 from verizero.pipeline.config.rl import RlConfig
 from verizero.pipeline.config.run import RunConfig

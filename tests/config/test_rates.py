@@ -10,7 +10,7 @@ import pytest
 from tests.stages.tiny import tiny
 from verizero.pipeline.checks.before.checks import rates
 from verizero.pipeline.checks.before.parts import read_local_parts
-from verizero.pipeline.config.left_open import far_rates, leaves_rates_open, with_rates
+from verizero.pipeline.config.auto import far_rates, leaves_rates_open, with_rates
 from verizero.pipeline.config.load import load_recipe
 from verizero.pipeline.config.rates import LORA, RATES, learning_rate
 from verizero.pipeline.config.recipes import OTHER_FOLDERS, RECIPES

@@ -18,7 +18,7 @@ from tests.stages.tiny import tiny
 from tests.warm import warm
 from verizero.pipeline.cli import parser
 from verizero.pipeline.commands import chat
-from verizero.pipeline.config.left_open import for_machine
+from verizero.pipeline.config.auto import for_machine
 from verizero.pipeline.config.load import dump
 from verizero.pipeline.config.template import Template
 from verizero.pipeline.data.render import Renderer

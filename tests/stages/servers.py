@@ -13,7 +13,7 @@ from typing import Any
 from tests.far import FarProgram
 from tests.processes import until
 from tests.warm import ROOT, VLLM
-from verizero.pipeline.config.left_open import for_machine
+from verizero.pipeline.config.auto import for_machine
 from verizero.pipeline.host.network import LOOPBACK, free_port
 from verizero.pipeline.models.load import save_folder
 from verizero.pipeline.rollout.vllm_arguments import flags, variables

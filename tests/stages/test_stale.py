@@ -15,7 +15,7 @@ from tests.stages.broken import Broken, run
 from tests.stages.kill_driver import fingerprint
 from tests.stages.sessions import go, train_model
 from tests.stages.tiny import tiny
-from verizero.pipeline.config.left_open import for_machine
+from verizero.pipeline.config.auto import for_machine
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import RunError
 from verizero.pipeline.report.progress import Progress

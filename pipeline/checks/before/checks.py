@@ -12,7 +12,7 @@ from verizero.pipeline.checks.before.parts import LocalParts, evidence_at, read_
 from verizero.pipeline.checks.cause import CAUSES
 from verizero.pipeline.checks.finding import RECIPE, Checked, Evidence, Finding, ranked
 from verizero.pipeline.checks.run_facts import RunFacts
-from verizero.pipeline.config.left_open import FAR, far_rates
+from verizero.pipeline.config.auto import FAR, far_rates
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.data.prompts import spread
 from verizero.pipeline.data.render import Renderer

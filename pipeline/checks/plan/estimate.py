@@ -14,8 +14,8 @@ from verizero.pipeline.checks.plan.devices import CPU, DEVICES, Device
 from verizero.pipeline.checks.plan.memory import GIB, engine_needs, longest_of, peaks
 from verizero.pipeline.checks.plan.seconds import Lengths, Share, Work, seconds
 from verizero.pipeline.checks.plan.shape import SHAPES, Shape, shape_of
+from verizero.pipeline.config.auto import for_machine, is_allowed, with_changes
 from verizero.pipeline.config.episodes import has_episodes
-from verizero.pipeline.config.left_open import for_machine, is_allowed, with_changes
 from verizero.pipeline.config.load import parse
 from verizero.pipeline.config.rl import RlConfig
 from verizero.pipeline.config.run import RunConfig

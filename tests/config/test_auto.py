@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.stages.tiny import TREE
-from verizero.pipeline.config.left_open import for_machine
+from verizero.pipeline.config.auto import for_machine
 from verizero.pipeline.config.load import parse
 from verizero.pipeline.config.rollout import VllmConfig
 from verizero.pipeline.config.run import RunConfig

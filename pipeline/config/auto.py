@@ -1,4 +1,4 @@
-"""Choose what a recipe leaves open: `auto`, by the machine, and learning rates that are null, by the table of rates."""
+"""Values for what a recipe leaves open: `auto`, by this machine, and null learning rates, by the table of rates."""
 
 from __future__ import annotations
 
