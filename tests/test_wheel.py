@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 
 from tests.checks.recorded import OF_TRL, unpack
 from tests.environments.packages import venv_with
-from tests.host.test_programs import NAMES
+from tests.host.test_child import NAMES
 from tests.source import CODE, PACKAGE, ROOT
 from tests.stages.test_ended import CHECK
 from tests.stages.test_stale import rows

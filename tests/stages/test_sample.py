@@ -1,4 +1,4 @@
-"""Rejection sampling as a stage: what it leaves, and that SFT continues with it after a break at any moment."""
+"""Rejection sampling: which answers are kept, what the stage leaves, and that SFT continues with it after any break."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from tests.stages.broken import goes_on_as_if_never_broken, run
 from tests.stages.start import ABLE, started
 from tests.stages.tiny import tiny
 from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.config.sample import KeepConfig
 from verizero.pipeline.data.prompts import answer_of
 from verizero.pipeline.errors import DataError, EngineError
 from verizero.pipeline.host.disk import read_jsonl
 from verizero.pipeline.stages import sample
-from verizero.pipeline.types import Prompt
+from verizero.pipeline.stages.sample import REASONS, select_answers
+from verizero.pipeline.types import Prompt, Rollout, ScoredRollout, Verdict
 
 
 def recipe(changes: dict[str, Any] | None = None, stages: list[Any] | None = None) -> RunConfig:
@@ -119,3 +121,48 @@ def test_an_endpoint_that_is_not_there_is_named(tmp_path: Path) -> None:
     silent = {"url": "http://127.0.0.1:9/v1", "model": "big", "retries": 0}
     with pytest.raises(EngineError, match=r"endpoint at http://127.0.0.1:9/v1 failed"):
         run(recipe({"endpoint": silent, "prompts": 2}, ["sample"]), tmp_path)
+
+
+def answer(sample: int, text: str, score: float = 1.0, cut: bool = False, status: Any = "graded") -> ScoredRollout:
+    ids = tuple(range(len(text) + (not cut)))
+    rollout = Rollout("p", sample, (1,), ids, (-1.0,) * len(ids), text, "length" if cut else "stop", 0)
+    return ScoredRollout(rollout, Verdict(status, score, "why"), None if status == "verifier_error" else score)
+
+
+ALL = [
+    answer(0, "the sum is 42"),
+    answer(1, "42", score=0.0),
+    answer(2, "so it is 42 and", cut=True),
+    answer(3, " \n"),
+    answer(4, "a very long way to say that the answer must be 42"),
+    answer(5, "the sum is 42"),
+    answer(6, "The  sum is: 42"),
+    answer(7, "it must be 42", status="verifier_error"),
+    answer(8, "the sum is 42 then"),
+    answer(9, "adding both gives 42"),
+    answer(10, "nothing", status="no_answer", score=0.0),
+]
+
+
+def kept(**changes: Any) -> tuple[list[int], dict[str, int]]:
+    found, counts = select_answers(ALL, KeepConfig(**changes))
+    assert sum(counts.values()) + len(found) == len(ALL), "every answer is kept or counted"
+    assert set(counts) == set(REASONS)
+    return [m.rollout.sample for m in found], {k: v for k, v in counts.items() if v}
+
+
+def test_each_reason_is_counted():
+    samples, counts = kept(distinct="normalised", max_per_prompt=1)
+    assert samples == [0]
+    assert counts == {"ungraded": 1, "wrong": 2, "truncated": 1, "empty": 1, "duplicate": 2, "surplus": 3}
+
+
+def test_equal_texts_are_one():
+    assert kept(max_per_prompt=20)[0] == [0, 4, 6, 8, 9]
+    assert kept(max_per_prompt=20, distinct="normalised")[0] == [0, 4, 8, 9]
+
+
+def test_the_highest_scores_come_first():
+    assert kept(min_score=0.0, max_per_prompt=2)[0] == [0, 4]
+    assert kept(min_score=0.0, max_per_prompt=20)[0] == [0, 4, 6, 8, 9, 1]
+    assert kept(truncated=True, max_per_prompt=20)[0] == [0, 2, 4, 6, 8, 9]
