@@ -2,6 +2,8 @@
 
 Run as `python -m verizero.flows.server PORT`; with `--services` it also has the scheduler and the automations,
 which a single run does not need. It ends with its parent even if that is killed, so no run leaves a server behind.
+What it changes in Prefect's: requests to other hosts' names and slow ones are refused, pages load nothing from other
+hosts (`SameHostOnly`), and a transaction takes its lock when it begins (`lock_early`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Rows and reward functions that were passed as objects, as files that a recipe can name."""
+"""Rows and reward functions that were passed as objects, as files that a recipe can name.
+
+Also the first rows of any source, and the text of a function.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `data` section of a recipe: sources of prompts, their columns, the prompt template, the order of prompts.
+"""The `data` section of a recipe: sources of prompts, how their columns are read, the template, the order of prompts.
 
 Examples of sources:
 

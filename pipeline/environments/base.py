@@ -2,6 +2,7 @@
 
 An environment is used for one episode. It sees messages, never tokens. Its own exceptions are failures of the
 infrastructure: the episode then has no reward and leaves its group. What the policy did wrong is a message to it.
+Here too: the answer in a message, and the verdict of an environment's own reward, which has a range.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """One round of a stage that trains on its own samples: step by step, with checkpoints and the collapse guard.
 
 A step reads from top to bottom as: `one_step` here, `batch.fill_batch`, `phases`, and `train/step.update`.
+Then what begins a round, and what moves the reference.
 
 The parity check is at the end: engine and trainer must give the same tokens the same log-probs. Before the first step
 it scores responses of its own. Some faults show only later: adapters that are merged into a base in 4 bits, which is

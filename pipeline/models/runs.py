@@ -3,7 +3,7 @@
 In causal attention a token's state depends on the tokens before it alone, so rows that begin with the same tokens have
 the same states there, in which their gradients meet. The runs lie one after another; the queries of each attend to the
 keys of its path. Any decoder of transformers computes this that looks its attention up there; `proof.packs` tries it on
-the weights at hand.
+the weights at hand. At the end: the widths that rows and packed micro-batches are padded to.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The algorithm of a stage, with the recipe's numbers filled in, and how its responses are sampled."""
+"""The algorithm of a stage with the recipe's numbers, when its reference moves, and how its responses are sampled."""
 
 from __future__ import annotations
 

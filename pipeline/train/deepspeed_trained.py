@@ -312,7 +312,7 @@ def _library(device: torch.device) -> Any:
     return deepspeed
 
 
-# Names of DeepSpeed 0.19.8 that are not part of its interface, each with the reason for its use.
+# Names of DeepSpeed 0.19.8 that are not part of its interface. Others are used in `_make_moments` and `_library`.
 
 
 def zero_stored_gradients(optimizer: Any) -> None:

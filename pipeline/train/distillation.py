@@ -1,4 +1,4 @@
-"""The update of distillation on responses, by the divergence from teachers, and the same as a term of RL's update."""
+"""The update of distillation on responses, alone or as a term of RL's; teachers: models, the reference, servers."""
 
 from __future__ import annotations
 
