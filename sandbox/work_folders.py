@@ -9,13 +9,11 @@ import secrets
 import shutil
 import tempfile
 import threading
-import time
 
 from verizero.sandbox.worker import disk
 
 _PREFIX = "verizero-sandbox-"
 _CANARY = "canary"
-_MIN_AGE_S = 60.0
 _swept = threading.Event()
 
 
@@ -23,20 +21,22 @@ def make() -> tuple[str, int]:
     """Make a worker's folder; return it and the descriptor that locks it.
 
     The folder has a file `canary`, which every user of the host may read, but no program behind the walls; and a folder
-    `box`, where programs write at level 2. The first call of a process removes the folders of killed processes; as
-    long as one of these is younger than a minute, so does the next call.
+    `box`, where programs write at level 2. The first call of a process removes the folders of killed processes.
     """
     if not _swept.is_set():
         _swept.set()
         sweep()
-    home = tempfile.mkdtemp(prefix=_PREFIX)
-    os.chmod(home, 0o711)
-    os.mkdir(f"{home}/box", 0o700)
-    lock_fd = os.open(f"{home}/{_CANARY}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    os.fchmod(lock_fd, 0o644)
-    fcntl.flock(lock_fd, fcntl.LOCK_EX)  # the kernel releases it when this process ends, however it ends
-    os.write(lock_fd, secrets.token_hex(16).encode())
-    return home, lock_fd
+    while True:
+        home = tempfile.mkdtemp(prefix=_PREFIX)
+        os.chmod(home, 0o711)
+        lock_fd = os.open(canary(home), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fcntl.flock(lock_fd, fcntl.LOCK_EX)  # the kernel releases it when this process ends, however it ends
+        with contextlib.suppress(FileNotFoundError):  # before the lock, another process may have removed the folder
+            os.mkdir(f"{home}/box", 0o700)
+            os.fchmod(lock_fd, 0o644)
+            os.write(lock_fd, secrets.token_hex(16).encode())
+            return home, lock_fd
+        os.close(lock_fd)
 
 
 def canary(home: str) -> str:
@@ -65,17 +65,13 @@ def sweep() -> int:
             # Empty what was opened, by its descriptor: others may replace the path by a link at any moment.
             folder = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             stack.callback(os.close, folder)
-            status = os.fstat(folder)
-            if status.st_uid != os.geteuid():
+            if os.fstat(folder).st_uid != os.geteuid():
                 continue
             lock = os.open(_CANARY, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
             stack.callback(os.close, lock)
             if os.fstat(lock).st_uid != os.geteuid():
                 continue
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if time.time() - status.st_mtime < _MIN_AGE_S:  # its maker may be about to lock it
-                _swept.clear()
-                continue
             disk.empty(f"/proc/self/fd/{folder}")
             os.rmdir(home)
             count += 1

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from verizero.pipeline.errors import DataError
+from verizero.pipeline.host.disk import json_text
 from verizero.pipeline.types import Prompt
 
 log = logging.getLogger(__name__)
@@ -134,7 +135,7 @@ def _hidden(train: Sequence[Prompt]) -> frozenset[str]:
     """Return the normalised questions with several answers: the task is not in such a text alone."""
     answers: dict[str, set[str]] = {}
     for prompt in train:
-        answers.setdefault(normalise(prompt.question), set()).add(repr(prompt.reference))
+        answers.setdefault(normalise(prompt.question), set()).add(json_text(prompt.reference))
     return frozenset(text for text, known in answers.items() if len(known) > 1)
 
 

@@ -20,7 +20,7 @@ from verizero.pipeline.config.choices import ENVIRONMENT, VerifierChoice, is_pat
 from verizero.pipeline.config.data import Column, Source
 from verizero.pipeline.config.pairs import PairSource
 from verizero.pipeline.data.conversations import as_value
-from verizero.pipeline.data.source_files import PlacedRow, is_missing, plain, read_file, read_hub
+from verizero.pipeline.data.source_files import PlacedRow, cell_value, is_missing, read_file, read_hub
 from verizero.pipeline.errors import ConfigError, DataError, UnknownName
 from verizero.pipeline.host.disk import parse_json
 from verizero.pipeline.seeds import stream
@@ -214,7 +214,7 @@ def _step_column(row: Mapping[str, Any], path: str) -> Any:
         raise Missing(f"there is no column {first!r}; columns there: {', '.join(map(repr, row)) or 'none'}")
     value = _step(row[first], rest, f"column {first!r}") if rest else row[first]
     try:
-        return plain(value)
+        return cell_value(value)
     except (TypeError, ValueError) as exc:
         raise DataError(f"column {path!r} cannot be read: {exc}") from exc
 

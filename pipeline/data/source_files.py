@@ -189,12 +189,10 @@ def _parquet(path: Path, label: str) -> Iterator[PlacedRow]:
 def plain(value: Any) -> Any:
     """Return a cell as JSON has it: arrays are lists, decimals are numbers, dates are texts; NaN, NaT and NA are None.
 
-    An integer with more digits than Python writes is a text of them.
-
     Raises: TypeError, ValueError for what is no text, number, list or object.
     """
     if value is None or isinstance(value, str | bool | int):
-        return json_text(value) if isinstance(value, int) and value.bit_length() > MAX_BITS else value
+        return value
     if isinstance(value, float):
         return None if value != value else value
     if isinstance(value, Mapping):
@@ -214,6 +212,12 @@ def plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is no text, number, list or object")
 
 
+def cell_value(cell: Any) -> Any:
+    """Return a cell as `plain` does; one that is an integer with more digits than Python writes, as their text."""
+    value = plain(cell)
+    return json_text(value) if isinstance(value, int) and value.bit_length() > MAX_BITS else value
+
+
 def is_missing(value: Any) -> bool:
     """True for a plain value that is not there: None, an empty list or object, or a text of spaces. 0 and false are."""
     return not value.strip() if isinstance(value, str) else value is None or value in ([], {})
@@ -224,7 +228,7 @@ def present(row: Mapping[str, Any]) -> dict[str, Any]:
     cells = {}
     for name, cell in row.items():
         try:
-            value = plain(cell)
+            value = cell_value(cell)
         except (TypeError, ValueError):
             continue
         if not is_missing(value):
@@ -253,5 +257,5 @@ def _number(value: Decimal) -> Any:
     if value.is_nan():
         return None
     if value.is_finite() and value == value.to_integral_value():
-        return plain(int(value))
+        return int(value)
     return float(value) if Decimal(repr(float(value))) == value else str(value)

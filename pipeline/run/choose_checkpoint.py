@@ -24,7 +24,7 @@ from verizero.pipeline.config.recipes import Resume
 from verizero.pipeline.config.run import RunConfig, section_class_of
 from verizero.pipeline.config.servers import ServerParams
 from verizero.pipeline.errors import CheckpointError, ResumeRefused, RunError
-from verizero.pipeline.host.disk import disk_errors, restore_folders, write_atomic
+from verizero.pipeline.host.disk import disk_errors, json_text, restore_folders, write_atomic
 from verizero.pipeline.models.gguf_file import digest, is_gguf, located
 from verizero.pipeline.registry import PICKLED
 from verizero.pipeline.report.card import CARD
@@ -475,7 +475,11 @@ def hash_rows(rows: Sequence[Any]) -> str:
     whole = hashlib.sha256()
     encode = json.JSONEncoder(sort_keys=True, default=_fields).encode
     for row in rows:
-        whole.update(encode(row).encode())
+        try:
+            text = encode(row)
+        except ValueError:  # an integer with more digits than Python writes
+            text = json_text(_fields(row), default=_fields)
+        whole.update(text.encode())
         whole.update(b"\n")
     return f"sha256:{whole.hexdigest()}"
 

@@ -225,7 +225,7 @@ def test_what_cannot_be_read_says_which_columns_there_are(tmp_path: Path) -> Non
         guess([{"frage": "1+1?", "antwort": "2"}], "rows")
     for answers, verifier in ((["The king"], None), ([10**5000], "math"), ([True], None), ([1, True, 2], None)):
         assert guess([{"question": "Who?", "answer": answer} for answer in answers], "rows").verifier == verifier
-    assert first_rows(place_of([{"answer": 10**5000}], tmp_path, "rows"), tmp_path) == [{"answer": f"1{'0' * 5000}"}]
+    assert first_rows(place_of([{"answer": 10**5000}], tmp_path, "rows"), tmp_path) == [{"answer": 10**5000}]
 
 
 def test_rows_of_python(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from verizero import sandbox
 from verizero.pipeline.config.data import Source
 from verizero.pipeline.data.prompts import load_prompts
 from verizero.pipeline.host.disk import parse_json, read_jsonl
+from verizero.pipeline.run.choose_checkpoint import hash_rows
 from verizero.pipeline.run.data import write_rows
 from verizero.pipeline.types import Attempt
 from verizero.sandbox.client import Client
@@ -119,3 +121,4 @@ def test_integers_of_any_length_are_graded(tmp_path: Path) -> None:
         assert [(v.status, v.score) for v in verdicts] == [("graded", 1.0), ("graded", 0.0)], verdicts
     write_rows(tmp_path / "written.jsonl", [prompt])
     assert read_jsonl(tmp_path / "written.jsonl")[0]["answer"] == parse_json(text)
+    assert hash_rows([prompt]) != hash_rows([replace(prompt, reference={**prompt.reference, "outputs": [0]})])
