@@ -227,7 +227,9 @@ class PolicyParams(AlgorithmParams):
         """The number of optimiser steps on each batch."""
         return self.num_epochs * self.num_minibatches
 
-    def of_parts(self, advantage: Part, ratio: str, surrogate: Part, aggregate: Aggregate, **more: Any) -> Parts:
+    def of_parts(
+        self, advantage: Part, ratio: str | RatioEntry, surrogate: Part, aggregate: Aggregate, **more: Any
+    ) -> Parts:
         """Return these parts with these parameters."""
         return Parts(advantage=advantage, ratio=ratio, surrogate=surrogate, aggregate=aggregate, params=self, **more)
 

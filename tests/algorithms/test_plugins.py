@@ -18,7 +18,7 @@ from verizero.pipeline.rl.loss import Counts, LossInputs, count_denominators, po
 from verizero.pipeline.rl.parts import Parts
 
 FILE = '''
-"""Cubic: a surrogate and an advantage that nobody has published."""
+"""Cubic: a surrogate, a ratio and an advantage that nobody has published."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from verizero.pipeline.rl.catalog import RatioEntry
 from verizero.pipeline.rl.parts import Part, Parts, PolicyParams
 
 if TYPE_CHECKING:
@@ -49,6 +50,14 @@ def cubic(x: SurrogateInputs, *, bend: float) -> Tensor:
     return x.advantages * (x.log_ratio + bend * x.log_ratio**3)
 
 
+def halved(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
+    """Half of the log-ratio."""
+    return (logprobs - old_logprobs) / 2
+
+
+HALVED = RatioEntry("halved", "the square root of the ratio", halved, per="token")
+
+
 def doubled(x: Rewarded) -> Tensor:
     """Twice the reward."""
     return 2 * x.rewards
@@ -56,7 +65,7 @@ def doubled(x: Rewarded) -> Tensor:
 
 def parts(params: Params) -> Parts:
     """Its parts."""
-    return params.of_parts(Part(doubled), "token", Part(cubic, {"bend": params.bend}), "token_mean")
+    return params.of_parts(Part(doubled), HALVED, Part(cubic, {"bend": params.bend}), "token_mean")
 '''
 
 
@@ -104,12 +113,13 @@ def test_one_file_is_an_algorithm(how: str, request: pytest.FixtureRequest) -> N
     assert set(registry.names("algorithms")) - before == {name}
     _, parts = load_algorithm(name, {"bend": 3.0})
     loss, grad = train(parts)
-    # A = 2, 2, -2 at a log-ratio of 0.5 each
-    assert loss == pytest.approx(-2 * (0.5 + 3 * 0.125) / 3)
-    assert grad[0].tolist() == pytest.approx([-2 * (1 + 9 * 0.25) / 3] * 2)
+    # A = 2, 2, -2 at a log-ratio of 0.25 each
+    assert loss == pytest.approx(-2 * (0.25 + 3 * 0.015625) / 3)
+    assert grad[0].tolist() == pytest.approx([-2 * (1 + 9 * 0.0625) / 2 / 3] * 2)
     assert float(grad[1, 1]) == 0.0
     page = explain_algorithm(name, {"bend": 3.0}, max_response_tokens=8)
     assert "cubic(bend=3)" in page
+    assert "the square root of the ratio" in page
     assert "there is no paper" in page
     assert "bend is 3.0, the preset has 2.0" in page
     with pytest.raises(ConfigError, match=r"'bent'.*bend"):
