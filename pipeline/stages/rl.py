@@ -171,6 +171,7 @@ def train_on_rewards(
         with_reference=reference_config(setup).schedule != "none",
         seed=run.seed,
         step=state.rl_step,
+        step_in_stage=state.step_in_stage,
         texts=demonstration_rows(run, setup, recorder, state.stage.name, workers.context) if uses_texts else (),
         texts_per_update=setup.section.ptx_batch_size if uses_texts else 0,
         distillation=distillation_term(run, workers, setup, state, groups),

@@ -80,7 +80,7 @@ def _optimizer_step(
 ) -> StepMetrics:
     """Take one optimiser step of policy and critic on a minibatch; while the critic warms up, of the critic only."""
     micros = micros_of(prepared.batch, rows, settings.micro_batch_tokens, backend.ranks)
-    is_warming_up = parts.critic is not None and settings.step < parts.critic.warmup_steps
+    is_warming_up = parts.critic is not None and settings.step_in_stage < parts.critic.warmup_steps
     paths = prepared.batch.paths
     metrics = tree_metrics(paths and [paths[i] for i in rows], prepared.is_tree_refused)
     try:
@@ -196,6 +196,9 @@ class Settings:
     """Measure the KL to the reference even if the objective does not use it."""
     seed: int = 0
     step: int = 0
+    """Over all stages: it names the random draws."""
+    step_in_stage: int = 0
+    """By it the critic warms up: each stage begins with a new one."""
     texts: Sequence[Row] = ()
     """Demonstrations: each optimiser step also trains on `texts_per_update` of them if `ptx_coef` is above 0."""
     texts_per_update: int = 0

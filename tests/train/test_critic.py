@@ -161,13 +161,13 @@ def test_only_the_critic_learns_in_its_warm_up(shared: bool) -> None:
     policy, optimizer = weights(backend), backend.num_updates
     for step in (0, 1):
         before = critic_weights(backend)
-        metrics = update(backend, parts, groups_of(), settings_of(parts, step=step))
+        metrics = update(backend, parts, groups_of(), settings_of(parts, step=10 + step, step_in_stage=step))
         assert metrics["critic/warming_up"] == 1.0
         assert distance(weights(backend), policy) == 0
         assert backend.num_updates == optimizer
         assert distance(critic_weights(backend), before) > 0
         assert all(p.grad is None for p in backend.model.parameters())
-    metrics = update(backend, parts, groups_of(), settings_of(parts, step=2))
+    metrics = update(backend, parts, groups_of(), settings_of(parts, step=12, step_in_stage=2))
     assert metrics["critic/warming_up"] == 0.0
     assert distance(weights(backend), policy) > 0
 
