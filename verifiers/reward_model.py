@@ -120,7 +120,7 @@ def trained_alike(params: RewardModelParams) -> RewardModelParams:
         if getattr(params, name) not in (None, value):
             raise ConfigError(
                 f"reward_model.{name}={getattr(params, name)}, and {params.model} was trained with {value}; "
-                "set it alike"
+                f"set reward_model.{name} to {value}"
             )
     if params.whiten:
         trained |= {"center": known["mean"], "scale": max(known["std"], 1e-6)}

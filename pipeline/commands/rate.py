@@ -49,7 +49,7 @@ def add(commands: Any) -> None:
     add_model(command)
     command.add_argument("-n", "--samples", type=int, default=8, help="responses a prompt; default: 8")
     command.add_argument(
-        "--out", type=Path, default=Path("rated.jsonl"), help="where rows go, after those that it has; rated.jsonl"
+        "--out", type=Path, default=Path("rated.jsonl"), help="the file that rows are added to; default: rated.jsonl"
     )
     command.set_defaults(run=run)
 

@@ -80,7 +80,8 @@ class Column(Section):
             raise ValueError("give either column, the name of one, or columns, the names of several")
         if self.columns and (steps := [name for name in self.model_fields_set - {"columns"} if getattr(self, name)]):
             raise ValueError(
-                f"{', '.join(sorted(steps))}: a step of one column; give it as columns: {{key: {{column: …}}}}"
+                f"{', '.join(sorted(steps))} applies to one column, and is given for several; move it to its column: "
+                f"columns: {{KEY: {{column: NAME, {sorted(steps)[0]}: …}}}}"
             )
         if any(each.columns for each in self.columns.values()):
             raise ValueError("columns within columns cannot be; give each of them as one column")

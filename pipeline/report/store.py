@@ -56,10 +56,9 @@ class Store:
     def cut(self, lengths: Mapping[str, int], sums: Mapping[str, str]) -> None:
         """Cut each file back to `lengths` bytes, after its lines were compared with `sums`.
 
-        A file of which `sums` has nothing is cut without a comparison.
+        A file that is not in `sums` is cut without a comparison.
 
-        Raises: RunError if a line was changed, or if a file is shorter than that: lines that the checkpoint counts on
-        are gone. None is cut then.
+        Raises: RunError if a line was changed, or if a file has fewer bytes than `lengths` says. Then no file is cut.
         """
         # All files are checked before the first cut: a refusal must leave them as they are.
         for name, file in self._files.items():

@@ -164,7 +164,8 @@ def _groups(parts: Parts, inputs: AdvantageInputs) -> Tensor:
     if not bool(torch.isfinite(inputs.rewards).all()):
         row = int((~torch.isfinite(inputs.rewards)).nonzero()[0, 0])
         raise DataError(
-            f"reward of row {row} is {float(inputs.rewards[row])}; an infrastructure error leaves the group"
+            f"the reward of row {row} is {float(inputs.rewards[row])}, and must be finite; where a grader failed, give "
+            "no reward, so that the response leaves its group"
         )
     if parts.needs_no_negative and bool((inputs.rewards < 0).any()):
         row = int((inputs.rewards < 0).nonzero()[0, 0])

@@ -180,7 +180,10 @@ def finish_reason(reason: str | None) -> FinishReason:
         return "stop"
     if reason == "length":
         return "length"
-    raise EngineError(f"vLLM ended a response with {reason!r}; it was not finished, and the run cannot use it")
+    raise EngineError(
+        f"vLLM ended a response with {reason!r} before it was finished; start the same command again, which continues "
+        "the run, and if that happens again, look into vLLM's own log"
+    )
 
 
 def check_spans(spans: Sequence[tuple[str, int, int]], version: str) -> None:

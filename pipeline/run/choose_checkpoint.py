@@ -130,12 +130,12 @@ def _unusable(root: Path, refused: Sequence[checkpoint.Unusable], older: Path | 
 def checkpoint_before_changes(
     folder: Path, now: Sequence[Fingerprint], newest: Path, progress: Progress, accepts_code: bool = False
 ) -> Path | None:
-    """Return `newest` if no stage changed that it depends on, else the checkpoint at the end of the last unchanged one.
+    """Return `newest` if no stage up to it changed, else the checkpoint at the end of the last stage before the change.
 
     `now`: the stages' fingerprints as the recipe and the data are now. Results of the other stages are moved to
-    `folder`/stale/N, and the reason is reported. A stage continues if only files of verifiers and environments changed,
-    and the run ended in it because graders failed, or `accepts_code` is set. None: the run trained nothing yet, and
-    begins again.
+    `folder`/stale/N, and the reason is reported. One exception: a stage of which only files of verifiers and
+    environments changed continues where it was, if `accepts_code` is set, or if the run ended there because graders
+    failed. None: the run trained nothing yet, and begins again.
     Raise RunError if the first stage changed, so that there is nothing to resume from, or the length of the last one.
     """
     started = read_stages_file(folder)

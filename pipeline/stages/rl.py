@@ -69,7 +69,7 @@ def generate(
 
     If the algorithm's baseline is a greedy response, one to each prompt follows after all groups.
 
-    Responses that are sampled now can be graded as they end. A batch in flight is complete, and is graded in `verify`.
+    Responses that are sampled now can be graded as they end. A batch that was sampled ahead is graded in `verify`.
     """
     source, early_grading = workers.rollouts, None
     prompts_of_rank = share_of(run.ranks, prompts).prompts

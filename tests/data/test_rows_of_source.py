@@ -52,7 +52,9 @@ def test_a_mapping_of_two_columns_with_a_mistake_names_the_mistake_alone(tmp_pat
     mapping = {"question": "q", "answer": {"columns": ["a", "b"], "after": "x"}}
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(merge(TREE, {"data": {"train": [{"file": "rows.jsonl", "mapping": mapping}]}})))
-    with pytest.raises(ConfigError, match="after: a step of one column") as refused:
+    with pytest.raises(
+        ConfigError, match=r"after applies to one column, .* columns: {KEY: {column: NAME, after: …}}"
+    ) as refused:
         load_recipe(path)
     assert "at least 1 item" not in str(refused.value)
 

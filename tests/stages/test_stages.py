@@ -16,7 +16,6 @@ from verizero.pipeline.run.demonstrations import demonstration_rows
 from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.whole_run import items_by_stage, run_items, train
 
-
 PPO = {"algorithm": {"name": "ppo", "critic_warmup_steps": 1, "num_minibatches": 1}}
 STAGES = {
     **FOUR_STAGES,
