@@ -99,6 +99,7 @@ def test_a_notebook_runs_from_top_to_bottom(path: Path, executed: dict[str, list
 
 
 @pytest.mark.run
+@pytest.mark.nightly
 def test_an_interrupted_cell_goes_on_when_it_is_run_again(executed: dict[str, list[Any]]) -> None:
     first, second = executed["interrupted"]
     assert [o["ename"] for o in first.outputs if o["output_type"] == "error"] == ["KeyboardInterrupt"]

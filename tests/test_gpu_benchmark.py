@@ -45,7 +45,9 @@ def model_of(name: str, dtype: torch.dtype = torch.bfloat16) -> Any:
 
 
 @pytest.mark.run
-@pytest.mark.parametrize("command", gpu.COMMANDS)
+@pytest.mark.parametrize(
+    "command", [pytest.param(c, marks=[pytest.mark.nightly] * (c != "runs")) for c in gpu.COMMANDS]
+)
 def test_every_part_runs_dry(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # the program sets it too, but its libraries are loaded before
     words = [sys.executable, "-m", "benchmarks.gpu", command, "--dry", "--out", str(tmp_path)]

@@ -45,7 +45,7 @@ def test_two_ranks_do_what_one_process_does(recipe: Path, alone: Path) -> None:
 
 
 @pytest.mark.run
-@pytest.mark.parametrize("quantize", ["null", "nf4"])
+@pytest.mark.parametrize("quantize", [pytest.param("null", marks=pytest.mark.nightly), "nf4"])
 def test_two_ranks_train_adapters_as_one_process_does(recipe: Path, quantize: str) -> None:
     lora = (LORA, f"model.quantize={quantize}")
     assert_same_run(
