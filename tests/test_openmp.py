@@ -23,6 +23,7 @@ PRINT = (
         ({"OMP_WAIT_POLICY": "ACTIVE"}, "", "None False"),
     ],
 )
+@pytest.mark.run
 def test_the_package_chooses_before_torch_and_never_against_the_user(
     chosen: dict[str, str], first: str, shown: str
 ) -> None:

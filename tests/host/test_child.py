@@ -63,6 +63,7 @@ def test_a_child_ends_with_its_parent(how: str, ending: signal.Signals, num_left
         os.kill(left, signal.SIGKILL)
 
 
+@pytest.mark.run
 def test_what_a_child_started_ends_with_it_and_each_has_the_time_of_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

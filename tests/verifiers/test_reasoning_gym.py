@@ -45,6 +45,7 @@ def test_its_own_answers_are_right_and_others_are_not(dataset: str) -> None:
     assert one(reference(dataset), "").status == "no_answer"
 
 
+@pytest.mark.run
 def test_a_parser_of_the_package_is_no_evaluation_of_code() -> None:
     logic = reference("propositional_logic")
     logic["entry"]["metadata"] |= {"premises": ["P", "(Q ∨ R)"], "variables": ["P", "Q", "R"]}

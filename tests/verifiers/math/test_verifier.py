@@ -160,6 +160,7 @@ class TestSlowPath:
         assert 1 < fewest(fresh) == fewest(asked)
         fresh.helper.close()
 
+    @pytest.mark.run
     def test_a_helper_that_is_halted_or_killed_makes_no_verdict(self, asked: algebra.Algebra) -> None:
         assert asked.equal("1", "1", 5.0) is True
         os.kill(_pid(asked), signal.SIGSTOP)  # as a machine that is too busy to run it
