@@ -4,7 +4,7 @@ A change is seen by the stages' fingerprints: `stages.json` has those of the sta
 that has begun keeps its length: more steps are a stage of their own. Changes of verifiers and environments in the
 middle of a stage are listed in run.json, under `changes`.
 
-What a run wrote and continues without is moved to `stale/N` in its folder, never deleted.
+Results that a run continues without are moved to `stale/N` in its folder. Half-written checkpoints are deleted.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def choose_checkpoint(folder: Path, resume: Resume, progress: Progress, prints: 
 def newest_whole(root: Path) -> tuple[Path | None, list[checkpoint.Unusable]]:
     """Return the newest whole checkpoint and the damaged ones that are newer; None if there are no checkpoints at all.
 
-    Nothing is deleted. Raise CheckpointError listing each checkpoint with the reason if none is whole, or if a newer
-    one than that may be whole but cannot be read.
+    Only what was half written is deleted. Raise CheckpointError listing each checkpoint with the reason if none is
+    whole, or if a newer one than that may be whole but cannot be read.
     """
     refused: list[checkpoint.Unusable] = []
     with disk_errors(f"reading {root}"):
