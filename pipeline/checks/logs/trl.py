@@ -165,8 +165,9 @@ def _state(path: Path) -> Path | None:
     last = max(reversed(states), key=lambda p: p.stat().st_mtime)
     # Of one run, the state with the most steps: if it was resumed, the folder's may be from before. Where an earlier
     # run has left checkpoints, those are not its own.
-    longest = max(states[-2:], key=lambda p: len(_history(p)))
-    return longest if _history(last)[:1] == _history(longest)[:1] else last
+    histories = {p: _text_and_history(p)[1] for p in {last, *states[-2:]}}
+    longest = max(states[-2:], key=lambda p: len(histories[p]))
+    return longest if histories[last][:1] == histories[longest][:1] else last
 
 
 def _number(name: str) -> int:
@@ -174,15 +175,16 @@ def _number(name: str) -> int:
     return int(digits[-1]) if digits else -1
 
 
-def _history(path: Path) -> list[dict[str, Any]]:
+def _text_and_history(path: Path) -> tuple[str, list[dict[str, Any]]]:
     try:
-        return list(parse_json(path.read_text(encoding="utf-8"))["log_history"])
+        text = path.read_text(encoding="utf-8")
+        return text, list(parse_json(text)["log_history"])
     except (ValueError, KeyError, TypeError) as exc:
         raise RunError(f"{path} is no state of a trainer ({exc}); copy it again, or name another checkpoint") from exc
 
 
 def _read_state(path: Path, logged: Logged) -> None:
-    text, history = path.read_text(encoding="utf-8"), _history(path)
+    text, history = _text_and_history(path)
     # The file is written with two spaces of indentation, so that each entry begins with a line of its own.
     begins = [n for n, line in enumerate(text.splitlines(), 1) if line == "    {"]
     lines = begins if len(begins) == len(history) else [1] * len(history)
