@@ -92,7 +92,7 @@ LIMITS = (
         """The loss or the gradient is NaN or infinite, and what was learned is lost.
 
         One such update makes every weight NaN, and all that follows is noise: rewards of 0, no entropy, no distance. A
-        few steps alone are those that a scaler of float16 leaves out.
+        few such steps are usual in float16, where the scaler of the loss leaves their updates out.
         """,
         _not_finite, 0.05, 0.5,
         "In {:.0%} of all or of the last steps the loss or the gradient is NaN or infinite.",
