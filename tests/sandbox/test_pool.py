@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -126,6 +128,24 @@ def test_a_folder_that_a_process_fills_again_and_again_is_given_up(
     monkeypatch.setattr(disk, "MAX_EMPTY_S", 0.05)
     with pytest.raises(TimeoutError, match=r"is not empty after 0\.05 s"):
         disk.empty(str(tmp_path))
+
+
+def test_a_folder_that_is_removed_before_its_lock_is_made_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    lock, removed = fcntl.flock, []
+
+    def late(number: int, flags: int) -> None:
+        if not removed:  # another process sweeps between the file's making and its lock
+            removed.extend(tmp_path.iterdir())
+            shutil.rmtree(removed[0])
+        lock(number, flags)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    home, held = work_folders.make()
+    assert [Path(home)] == list(tmp_path.iterdir()) != removed
+    work_folders.remove(home, held)
 
 
 def test_a_link_in_a_shared_folder_leads_the_sweep_nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

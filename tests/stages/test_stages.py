@@ -16,18 +16,11 @@ from verizero.pipeline.run.demonstrations import demonstration_rows
 from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.whole_run import items_by_stage, run_items, train
 
-PPO = {"algorithm": {"name": "ppo", "critic_warmup_steps": 1, "num_minibatches": 1}}
-STAGES = {
-    **FOUR_STAGES,
-    "stages": [*FOUR_STAGES["stages"][:3], {"name": "rl_again", "kind": "rl", "with": {"rounds": 1}}],
-    "rl": {**FOUR_STAGES["rl"], **PPO},
-}
-
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
-    train(tiny(STAGES), folder, folder, "auto", Progress())
+    train(tiny(FOUR_STAGES), folder, folder, "auto", Progress())
     return folder
 
 
@@ -56,10 +49,10 @@ def test_rows_name_stage_and_kind(run: Path) -> None:
 @pytest.mark.run
 def test_a_done_run_has_nothing_left_and_is_in_its_last_stage(run: Path) -> None:
     before = (run / "metrics.jsonl").read_bytes()
-    with open_run(tiny(STAGES), run, run, "auto", Progress()) as session:
+    with open_run(tiny(FOUR_STAGES), run, run, "auto", Progress()) as session:
         assert session.setup.config.stage_names == ("rl_again",)
         assert (session.state.num_done, session.state.rl_step, session.state.step_in_stage) == (5, 6, 2)
-    train(tiny(STAGES), run, run, "auto", Progress())
+    train(tiny(FOUR_STAGES), run, run, "auto", Progress())
     assert (run / "metrics.jsonl").read_bytes() == before
 
 

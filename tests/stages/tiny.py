@@ -75,12 +75,17 @@ FOUR_STAGES: dict[str, Any] = {
         "sft",
         "rl",
         {"name": "sft_again", "kind": "sft", "with": {"steps": 5}},
-        {"name": "rl_again", "kind": "rl", "with": {"rounds": 1, "algorithm": {"name": "rloo"}}},
+        {"name": "rl_again", "kind": "rl", "with": {"rounds": 1}},
     ],
     "sft": {"steps": 40},
-    "rl": {"rounds": 2, "steps_per_round": 2, "select": {"keep": "all"}},
+    "rl": {
+        "rounds": 2,
+        "steps_per_round": 2,
+        "select": {"keep": "all"},
+        "algorithm": {"name": "ppo", "critic_warmup_steps": 1, "num_minibatches": 1},
+    },
 }
-"""Changes that make a recipe of four stages, two kinds twice."""
+"""Changes that make a recipe of four stages, two kinds twice; each stage of RL begins with a critic."""
 
 
 def tiny(changes: dict[str, Any] | None = None, overrides: Sequence[str] = ()) -> RunConfig:
