@@ -3,8 +3,6 @@
 The make-believe device of `tests.fake_device` replaces functions of torch before anything of the project is imported.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 import accelerate.utils.other  # noqa: F401

@@ -1,7 +1,5 @@
 """What training programs import sooner or later, some of it when they grade, save a model or end."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """A server on this machine that answers each request with JSON, while a block runs."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -11,17 +9,21 @@ from typing import Any
 
 
 @contextmanager
-def serving(answer: Callable[[str, bytes, str | None], tuple[int, Any]]) -> Iterator[str]:
-    """Yield the address of a server whose replies are `answer(path, body, authorization)`: a status and a value."""
+def serving(answer: Callable[[str, bytes, str | None], tuple[Any, ...]]) -> Iterator[str]:
+    """Yield the address of a server whose replies are `answer(path, body, authorization)`.
+
+    That is a status and a value, and a mapping of headers if there are more.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"] or 0))
-            status, value = answer(self.path, body, self.headers["Authorization"])
+            status, value, *more = answer(self.path, body, self.headers["Authorization"])
             text = json.dumps(value).encode()
             self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(text)))
+            headers = {"Content-Type": "application/json", "Content-Length": str(len(text))}
+            for name, content in headers.items() | dict(*more).items():
+                self.send_header(name, content)
             self.end_headers()
             self.wfile.write(text)
 

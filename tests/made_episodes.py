@@ -1,7 +1,5 @@
 """Episodes made by hand, for tests of what reads them."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Sequence
 

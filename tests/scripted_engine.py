@@ -1,7 +1,5 @@
 """A fake engine that answers from a script: for tests of the loop."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 from verizero.pipeline.rollout.engine import Completion, Ended, EndedReader, Request, Sampling

@@ -1,7 +1,5 @@
 """Texts that a policy may write, each of which means something to a terminal, to Markdown or to HTML."""
 
-from __future__ import annotations
-
 from html.parser import HTMLParser
 
 from markdown_it import MarkdownIt
@@ -46,28 +44,51 @@ HIDDEN = "\x1b\x9b\x07\r\x08\u202e\u2066\u200b\xad\ufeff\u2028\ud800\x00\x7f\x85
 """Characters that no medium may get."""
 
 
+VOID = {"meta", "link", "input", "img", "br", "hr"}
+
+
 class Reader(HTMLParser):
-    """The tags and the text of some HTML, and the values of attributes."""
+    """Reads a page as a browser's tokenizer does: scripts end at the first </script>, whatever surrounds it."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.tags: list[str] = []
-        self.attributes: dict[str, str | None] = {}
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.scripts: list[str] = []
         self.cells: list[str] = []
         self.text = ""
         self.feed(text)
         self.close()
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the tags."""
+        return [name for name, _ in self.tags]
+
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes |= dict(attrs)
+        self.tags.append((tag, dict(attrs)))
+        if tag == "script":
+            self.scripts.append("")
         if tag in ("td", "th"):
             self.cells.append("")
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open[-1] == tag, f"</{tag}> closes <{self.open[-1]}>"
+        self.open.pop()
 
     def handle_data(self, data: str) -> None:
-        self.text += data
-        if self.cells:
-            self.cells[-1] += data.strip("\n")
+        if self.open[-1:] == ["script"]:
+            self.scripts[-1] += data
+        elif self.open[-1:] != ["style"]:
+            self.text += data
+            if self.cells:
+                self.cells[-1] += data.strip("\n")
 
 
 def rendered(markdown: str) -> Reader:

@@ -1,7 +1,5 @@
 """The project's own source as the rules of the house see it: files, imports, functions."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 from collections.abc import Iterator
@@ -135,26 +133,3 @@ def dotted(path: Path) -> str:
     """The module name of a file."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join((PACKAGE, *parts) if parts[0] in CODE else parts)
-
-
-def stubs(source: str) -> list[str]:
-    """Functions that do nothing and do not say why, outside protocols and overloads.
-
-    A docstring alone is a reason: a fake engine has nothing to close.
-    """
-    protocols = (c for c in nodes(source, ast.ClassDef) if any(ast.unparse(b).startswith("Protocol") for b in c.bases))
-    of_protocols = {inner for protocol in protocols for inner in ast.walk(protocol)}
-    found = []
-    for node in nodes(source, ast.FunctionDef, ast.AsyncFunctionDef):
-        body = node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body
-        overloads = any("overload" in ast.unparse(d) for d in node.decorator_list)
-        if body and all(_does_nothing(s) for s in body) and not overloads and node not in of_protocols:
-            found.append(node.name)
-    return found
-
-
-def _does_nothing(statement: ast.stmt) -> bool:
-    if isinstance(statement, ast.Raise):
-        return statement.exc is not None and "NotImplementedError" in ast.unparse(statement.exc)
-    is_dots = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-    return (is_dots and ast.unparse(statement) == "...") or isinstance(statement, ast.Pass)

@@ -1,19 +1,12 @@
-"""Checks of the project's structure and language, as functions over source text.
-
-`python -m tests.style [PATH ...]` lists every finding under the paths, which is the way to look while writing;
-`tests/test_house.py` asserts that there is none.
-"""
-
-from __future__ import annotations
+"""Checks of the project's structure and language, as functions over source text, for `tests/test_house.py`."""
 
 import ast
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-from tests.source import ROOT, all_files, code_files, dotted, imports_of, nodes, relative
+from tests.source import code_files, dotted, imports_of, nodes, relative
 
 OPENINGS = {"What", "Whether", "How", "Where", "Those", "Of", "Whoever", "Whatever", "Whichever"}
 """A docstring that begins with one of these has no subject and verb, or hides them."""
@@ -145,22 +138,6 @@ def findings(paths: Iterable[Path]) -> Iterator[str]:
         yield from (f"{where}:{n}: variable named {name!r}" for n, name in barred_names(text))
 
 
-def main(under: list[str]) -> int:
-    """Print the findings under the paths given, and an import cycle of the whole tree; 1 if there are any."""
-    roots = [(ROOT / u).resolve() for u in under] or [ROOT]
-    files = [p for p in all_files() if any(p.is_relative_to(r) for r in roots)]
-    listed = list(findings(files))
-    if circle := cycle(import_graph(sources())):
-        listed.append(f"import cycle: {', '.join(circle)}")
-    print(*listed, sep="\n")
-    print(f"{len(listed)} findings")
-    return int(bool(listed))
-
-
 def sources() -> dict[str, str]:
     """Dotted name -> source of every file of the product."""
     return {dotted(p).removesuffix(".__init__"): p.read_text() for p in code_files()}
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

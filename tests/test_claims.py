@@ -1,7 +1,5 @@
 """Claims: the rules judge as they say, and a claim runs from start to verdict."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -21,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
     ("low", "high", "outcome"),
     [(1.8, 2.0, "holds"), (1.6, 2.0, "not at this scale"), (0.9, 1.5, "not at this scale"), (0.1, 0.9, "fails")],
 )
-def test_a_claim_of_more_is_judged_by_its_whole_interval(low: float, high: float, outcome: str) -> None:
+def test_a_claim_of_more_is_judged_by_its_whole_interval(low, high, outcome):
     assert above(1.7, fails_below=1.0)(Estimate((low + high) / 2, low, high)) == outcome
 
 
@@ -29,11 +27,11 @@ def test_a_claim_of_more_is_judged_by_its_whole_interval(low: float, high: float
     ("low", "high", "outcome"),
     [(-0.04, 0.03, "holds"), (-0.06, 0.01, "not at this scale"), (-0.2, -0.06, "fails"), (0.06, 0.1, "fails")],
 )
-def test_a_claim_of_equality_is_judged_by_its_whole_interval(low: float, high: float, outcome: str) -> None:
+def test_a_claim_of_equality_is_judged_by_its_whole_interval(low, high, outcome):
     assert within(0.05)(Estimate((low + high) / 2, low, high)) == outcome
 
 
-def test_every_claim_names_recipes_that_load_and_is_on_the_page() -> None:
+def test_every_claim_names_recipes_that_load_and_is_on_the_page():
     page = (ROOT / "benchmarks" / "claims" / "claims.md").read_text()
     for name, claim in CLAIMS.items():
         assert claim.name == name
@@ -50,12 +48,12 @@ SHORT = (
 )
 
 
-def values_of_short_runs(name: str, folder: Path) -> list[float]:
+def values_of_short_runs(name, folder):
     return values_of(CLAIMS[name], folder, 2, SHORT)
 
 
 @pytest.mark.run
-def test_a_claim_runs_and_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_claim_runs_and_is_judged(tmp_path, capsys):
     claim = CLAIMS["spurious_rewards"]
     values = warm().call(values_of_short_runs, claim.name, tmp_path)
     assert len(values) == 2
@@ -68,14 +66,12 @@ def test_a_claim_runs_and_is_judged(tmp_path: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("name", "value", "outcome"), [("bitwise_on_policy", 0.0, "holds"), ("spurious_rewards", 0.1, "not at this scale")]
 )
-def test_equal_seeds_have_no_interval(
-    name: str, value: float, outcome: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_equal_seeds_have_no_interval(name, value, outcome, tmp_path, capsys):
     report(CLAIMS[name], [value] * 3, tmp_path)
     assert f": {outcome}. {value:.3f} no interval: 3 seeds of the same value" in capsys.readouterr().out
 
 
-def test_each_verdict_follows_from_the_values_of_its_seeds() -> None:
+def test_each_verdict_follows_from_the_values_of_its_seeds():
     page = (ROOT / "benchmarks" / "claims" / "claims.md").read_text()
     files = sorted(RESULTS.glob("*.json"))
     assert len(files) >= 10
@@ -88,5 +84,5 @@ def test_each_verdict_follows_from_the_values_of_its_seeds() -> None:
         assert (seen.value, seen.low, seen.high) == (result["mean"], result["low"], result["high"])
 
 
-def test_a_number_that_is_small_is_not_shown_as_zero() -> None:
+def test_a_number_that_is_small_is_not_shown_as_zero():
     assert [number(x) for x in (0.0, 0.0123, -1.5, 2e-7)] == ["0.000", "0.012", "-1.500", "2.0e-07"]

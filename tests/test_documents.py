@@ -1,14 +1,11 @@
 """The documents against the code: examples run, tables and layouts are the project's own."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import math
 import re
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import yaml
@@ -30,19 +27,17 @@ EPISODES = (ROOT / "docs" / "episodes.md").read_text(encoding="utf-8")
 AGENTS = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
 
 
-def block(text: str, language: str, name: str) -> str:
+def block(text, language, name):
     """The fenced example of that language and name."""
     (found,) = re.findall(rf"^```{language} {name}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     return str(found)
 
 
-def imported(source: str, name: str, folder: Path) -> ModuleType:
+def imported(source, name, folder):
     """The source as a module."""
     path = folder / f"{name}.py"
     path.write_text(source, encoding="utf-8")
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
@@ -52,7 +47,7 @@ def imported(source: str, name: str, folder: Path) -> ModuleType:
     return module
 
 
-def test_the_layout_names_what_is_there_and_all_of_it() -> None:
+def test_the_layout_names_what_is_there_and_all_of_it():
     (layout,) = re.findall(r"^## Layout\n\n```\n(.*?)^```$", CONTRIBUTING, re.MULTILINE | re.DOTALL)
     told = [line.split()[0] for line in layout.splitlines()]
     assert [path for path in told if not (ROOT / path).exists()] == []
@@ -65,7 +60,7 @@ def test_the_layout_names_what_is_there_and_all_of_it() -> None:
 @pytest.mark.parametrize(
     "document", [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))], ids=lambda p: p.name
 )
-def test_links_lead_somewhere(document: Path) -> None:
+def test_links_lead_somewhere(document):
     links = re.findall(r"\]\(([^)#:]+\.(?:md|py|yaml))(?:#[^)]*)?\)", document.read_text(encoding="utf-8"))
     assert [link for link in links if not (document.parent / link).exists()] == []
 
@@ -73,7 +68,7 @@ def test_links_lead_somewhere(document: Path) -> None:
 @pytest.mark.parametrize(
     "document", [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))], ids=lambda p: p.name
 )
-def test_files_that_are_named_exist(document: Path) -> None:
+def test_files_that_are_named_exist(document):
     text = document.read_text(encoding="utf-8")
     named = set(
         re.findall(r"\b(?:pipeline|verifiers|sandbox|flows|tests|benchmarks|configs|docs)/[\w/.-]+\.\w+\b", text)
@@ -81,7 +76,7 @@ def test_files_that_are_named_exist(document: Path) -> None:
     assert [path for path in sorted(named) if not (ROOT / path).exists() and "<" not in path] == []
 
 
-def test_the_algorithm_example_is_one(tmp_path: Path) -> None:
+def test_the_algorithm_example_is_one(tmp_path):
     from verizero.pipeline.rl.explain import explain
 
     module = imported(block(CONTRIBUTING, "python", "algorithm"), "half_clipped", tmp_path)
@@ -89,7 +84,7 @@ def test_the_algorithm_example_is_one(tmp_path: Path) -> None:
     assert "clip(r, 1 - 1, 1 + 0.5)" in explain(found)
 
 
-def test_the_ratio_example_trains_from_outside_the_package(tmp_path: Path) -> None:
+def test_the_ratio_example_trains_from_outside_the_package(tmp_path):
     """By path, with the numbers of a slow double, and explained."""
     import torch
 
@@ -114,14 +109,14 @@ def test_the_ratio_example_trains_from_outside_the_package(tmp_path: Path) -> No
         load_algorithm(path, {"clip_high": 0.2})
 
 
-def test_the_verifier_example_grades(tmp_path: Path) -> None:
+def test_the_verifier_example_grades(tmp_path):
     (tmp_path / "mine.py").write_text(block(CONTRIBUTING, "python", "verifier"), encoding="utf-8")
     bound = load(path="mine.py:longest_word", base=tmp_path).bind({"min_letters": 3})
     right, wrong, nothing = bound.score([Attempt(r, "rabbit") for r in ("a rabbit ran", "elephants ran", "a b")])
     assert (right.score, wrong.score, nothing.status) == (1.0, 0.0, "no_answer")
 
 
-def test_the_environment_example_is_played(tmp_path: Path) -> None:
+def test_the_environment_example_is_played(tmp_path):
     from verizero.pipeline.commands.environment import check
     from verizero.pipeline.environments.base import load as load_environment
     from verizero.pipeline.types import Message, Prompt
@@ -131,20 +126,19 @@ def test_the_environment_example_is_played(tmp_path: Path) -> None:
     game = bound.make(Prompt("p", "numbers?", "environment", None), 0, 0)
     replies = [game.step(Message("assistant", word)) for word in ("x", "13", "5")]
     assert [m.content for r in replies for m in r.messages] == ["a number, please", "another"]
-    assert replies[-1].outcome is not None
     assert replies[-1].outcome.score == 1.0
     report = check("my_games.py:parity", episodes=5, base=tmp_path)
     assert report.passed, str(report)
 
 
-def test_the_layout_of_contributing_reads_a_reference(tmp_path: Path) -> None:
+def test_the_layout_of_contributing_reads_a_reference(tmp_path):
     module = imported(block(CONTRIBUTING, "python", "layout"), "streams", tmp_path)
     reference = {"stdin": "1", "stdout": "2"}
     assert reference.keys() == set(module.streams.keys)
     assert module.streams.read(reference) == suite_of([{"input": "1", "output": "2"}])
 
 
-def test_the_generator_example_makes_disjoint_rows(tmp_path: Path) -> None:
+def test_the_generator_example_makes_disjoint_rows(tmp_path):
     module = imported(block(CONTRIBUTING, "python", "generator"), "backwards", tmp_path)
     split = module.rows(module.Params(), 3)
     assert split == module.rows(module.Params(), 3)
@@ -153,13 +147,13 @@ def test_the_generator_example_makes_disjoint_rows(tmp_path: Path) -> None:
     assert all(r["answer"] == r["question"].split()[0][::-1] for r in split.train)
 
 
-def test_the_data_section_loads() -> None:
+def test_the_data_section_loads():
     config = DataConfig.model_validate(yaml.safe_load(block(DATA, "yaml", "data")))
     assert [s.label for s in config.train][:2] == ["train.jsonl", "words.parquet"]
     assert not DataConfig.model_validate(yaml.safe_load(block(DATA, "yaml", "conversations"))).train[0].graded
 
 
-def test_the_mapping_does_what_is_said_of_it(tmp_path: Path) -> None:
+def test_the_mapping_does_what_is_said_of_it(tmp_path):
     row = block(DATA, "json", "row")
     (tmp_path / "quiz.jsonl").write_text(json.dumps(json.loads(row)) + "\n", encoding="utf-8")
     (prompt,) = load_prompts([Source.model_validate(yaml.safe_load(block(DATA, "yaml", "source")))], 0, tmp_path)
@@ -167,11 +161,11 @@ def test_the_mapping_does_what_is_said_of_it(tmp_path: Path) -> None:
     assert (prompt.id, prompt.verifier) == ("7", "numeric")
 
 
-def test_every_shipped_mapping_is_named() -> None:
+def test_every_shipped_mapping_is_named():
     assert [p.stem for p in MAPPINGS.glob("*.yaml") if f"`{p.stem}`" not in DATA] == []
 
 
-def test_the_environments_of_the_page_are_accepted() -> None:
+def test_the_environments_of_the_page_are_accepted():
     config = DataConfig.model_validate(yaml.safe_load(block(EPISODES, "yaml", "data")))
     assert [s.environment and (s.environment.name or s.environment.path) for s in config.train] == [
         "guess",
@@ -182,12 +176,11 @@ def test_the_environments_of_the_page_are_accepted() -> None:
     endings = ScoringConfig.model_validate(yaml.safe_load(block(EPISODES, "yaml", "scoring"))).endings
     assert endings == {"turns": 0, "unread": -0.5}
     agent = Source.model_validate(yaml.safe_load(block(AGENTS, "yaml", "source"))).environment
-    assert agent is not None
     assert agent.params["command"] == ["python", "my_agent.py"]
 
 
 @pytest.mark.parametrize("kind", ["environments", "tools"])
-def test_every_shipped_environment_and_tool_is_in_its_table_with_all_its_parameters(kind: str) -> None:
+def test_every_shipped_environment_and_tool_is_in_its_table_with_all_its_parameters(kind):
     from verizero.pipeline.environments.base import load as load_environment
     from verizero.pipeline.environments.tools.base import load as load_tools
 
@@ -200,19 +193,19 @@ def test_every_shipped_environment_and_tool_is_in_its_table_with_all_its_paramet
         assert missing == [], f"{kind} {name}"
 
 
-def test_the_variables_of_an_agent_are_all_listed() -> None:
+def test_the_variables_of_an_agent_are_all_listed():
     source = (ROOT / "pipeline" / "environments" / "agent.py").read_text(encoding="utf-8")
     told = set(re.findall(r'^            "([A-Z_]+)": ', source, re.MULTILINE))
     assert len(told) > 10
     assert [v for v in sorted(told) if f"`{v}`" not in AGENTS] == []
 
 
-def test_every_limit_of_episodes_is_explained() -> None:
+def test_every_limit_of_episodes_is_explained():
     assert [name for name in EpisodesConfig.model_fields if f"`{name}`" not in EPISODES.replace("episodes.", "")] == []
     assert [e for e in ENDINGS if f"`{e}`" not in EPISODES] == []
 
 
-def test_the_gateway_takes_and_refuses_what_is_listed() -> None:
+def test_the_gateway_takes_and_refuses_what_is_listed():
     """Each field that it knows is in its row."""
     from verizero.pipeline.environments.gateway import chat
 
@@ -227,7 +220,7 @@ def test_the_gateway_takes_and_refuses_what_is_listed() -> None:
     assert [f for f in chat.READ if f != "model" and f"`{f}" not in told] == []
 
 
-def test_the_table_of_layouts_names_all_of_them() -> None:
+def test_the_table_of_layouts_names_all_of_them():
     verifiers = (ROOT / "docs" / "verifiers.md").read_text(encoding="utf-8")
     table = verifiers.partition("#### Layouts")[2].partition("\n\n- ")[0]
     told = {name for line in table.splitlines() if line.startswith("| `") for name in re.findall(r"`(\w+)`", line)}

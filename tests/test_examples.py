@@ -1,12 +1,8 @@
 """The examples: notebooks, stored without outputs and executed as a user's kernel executes them, and a program."""
 
-from __future__ import annotations
-
 import json
 import os
 import runpy
-from pathlib import Path
-from typing import Any
 
 import nbformat
 import pytest
@@ -47,7 +43,7 @@ run.report
 
 
 @pytest.fixture(scope="module")
-def executed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+def executed(tmp_path_factory):
     """The cells of all notebooks with their outputs, by name.
 
     One kernel executes all, since it takes five seconds to begin: each notebook in a folder of its own, and without the
@@ -70,13 +66,13 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     return parts
 
 
-def shown(cell: Any, kind: str = "text/html") -> str:
+def shown(cell, kind="text/html"):
     """What a cell shows of that kind, and its progress, together."""
     return "\n".join(o["data"].get(kind, "") if "data" in o else o.get("text", "") for o in cell.outputs)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
-def test_a_notebook_is_stored_without_outputs(path: Path) -> None:
+def test_a_notebook_is_stored_without_outputs(path):
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
@@ -87,7 +83,7 @@ def test_a_notebook_is_stored_without_outputs(path: Path) -> None:
 @pytest.mark.run
 @pytest.mark.nightly
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
-def test_a_notebook_runs_from_top_to_bottom(path: Path, executed: dict[str, list[Any]]) -> None:
+def test_a_notebook_runs_from_top_to_bottom(path, executed):
     code = [cell for cell in executed[path.stem] if cell.cell_type == "code"]
     (trained,) = (shown(cell) for cell in code if "settings = {" in cell.source)
     assert f"after round {1 if path.stem == 'compare_algorithms' else 4}" in trained
@@ -100,7 +96,7 @@ def test_a_notebook_runs_from_top_to_bottom(path: Path, executed: dict[str, list
 
 @pytest.mark.run
 @pytest.mark.nightly
-def test_an_interrupted_cell_goes_on_when_it_is_run_again(executed: dict[str, list[Any]]) -> None:
+def test_an_interrupted_cell_goes_on_when_it_is_run_again(executed):
     first, second = executed["interrupted"]
     assert [o["ename"] for o in first.outputs if o["output_type"] == "error"] == ["KeyboardInterrupt"]
     assert [o for o in second.outputs if o["output_type"] == "error"] == []
@@ -125,11 +121,11 @@ class TestTheJobOfARealModel:
             ("It rains. Does it?", EDGES, 0.5),
         ],
     )
-    def test_its_reward_is_the_share_of_what_is_wanted(self, completion: str, answer: str, wanted: float) -> None:
+    def test_its_reward_is_the_share_of_what_is_wanted(self, completion, answer, wanted):
         assert runpy.run_path(str(JOB))["reward"](completion, answer) == pytest.approx(wanted)
 
     @pytest.mark.run
-    def test_a_reference_of_each_row_is_worth_1(self) -> None:
+    def test_a_reference_of_each_row_is_worth_1(self):
         example = runpy.run_path(str(JOB))
         answers = [row["answer"] for row in example["rows"]("train")]
         of_json = [a for a in answers if a.startswith("{")]
@@ -137,7 +133,7 @@ class TestTheJobOfARealModel:
         assert {example["reward"](json.dumps(json.loads(a)["equals"]), a) for a in of_json} == {1.0}
 
     @pytest.mark.run
-    def test_its_short_form_runs(self, tmp_path: Path) -> None:
+    def test_its_short_form_runs(self, tmp_path):
         save_tiny(tmp_path / "tiny", positions=512, chat=CHAT)
         short = {**SMALL, "evaluation.limit": 8, "evaluation.k": 2, "evaluation.every_rounds": 1}
         run = runpy.run_path(str(JOB))["job"](str(tmp_path / "tiny"), steps=2, output=str(tmp_path), **short)

@@ -1,7 +1,5 @@
 """Fences as models write them: which block is the program, in `code`, `unit_tests` and `sql` alike."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest
@@ -16,7 +14,7 @@ CODE = "a, b = map(int, input().split())\nif a:\n    print(a + b)"
 DEFINES = "def enc(s):\n    return s[::-1]\n\ndef dec(s):\n    return s[::-1]"
 
 
-def indented(text: str, by: str) -> str:
+def indented(text, by):
     return "\n".join(by + line for line in text.split("\n"))
 
 
@@ -59,7 +57,7 @@ WRITTEN = {
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_the_program_is_found(name: str) -> None:
+def test_the_program_is_found(name):
     assert (program_of(Attempt(WRITTEN[name], None)).text or "").rstrip("\r") == CODE
 
 
@@ -78,12 +76,12 @@ def test_the_program_is_found(name: str) -> None:
     ],
 )
 @pytest.mark.parametrize("frame", ["{}", "So it is.\n{}\nDone.", "<think>x</think>\n{}", "<answer>\n{}\n</answer>"])
-def test_marks_in_the_text_of_a_program_are_its_own(program: str, frame: str) -> None:
+def test_marks_in_the_text_of_a_program_are_its_own(program, frame):
     response = frame.format(f"```python\n{program}\n```")
     assert program_of(Attempt(response, None)).text == program
 
 
-def test_a_string_that_is_never_closed_hides_no_fence() -> None:
+def test_a_string_that_is_never_closed_hides_no_fence():
     response = f"```python\nx = '''\n```\nBetter:\n```python\n{CODE}\n```"
     assert program_of(Attempt(response, None)).text == CODE
 
@@ -99,7 +97,7 @@ def test_a_string_that_is_never_closed_hides_no_fence() -> None:
         (f"```python\n{DEFINES}\n```", ("other",)),
     ],
 )
-def test_the_block_that_defines_what_is_called_is_the_program(response: str, names: tuple[str, ...]) -> None:
+def test_the_block_that_defines_what_is_called_is_the_program(response, names):
     assert program_of(Attempt(response, None), names=names).text == DEFINES
 
 
@@ -109,17 +107,17 @@ def test_the_block_that_defines_what_is_called_is_the_program(response: str, nam
      ("mysql", "sql"), ("sqlite3", "sql"), ("js", "javascript"), ("sh", "bash"), ("pseudocode", "pseudocode"),
      ("c#", "c#"), ("python-repl", "python-repl"), ("json5", "json5"), ("text", "text")],
 )  # fmt: skip
-def test_languages_by_their_words(word: str, language: str) -> None:
+def test_languages_by_their_words(word, language):
     assert language_named(word) == language
 
 
 @pytest.mark.parametrize("response", [f"```python\n{CODE}", f"So: ```python\n{CODE}", f"```python\n{CODE}\n# ```"])
-def test_a_fence_that_is_left_open_holds_no_program(response: str) -> None:
+def test_a_fence_that_is_left_open_holds_no_program(response):
     assert program_of(Attempt(response, None)).reason == "unclosed_fence"
 
 
 @given(st.lists(st.sampled_from(["```", "```python", "x = 1", "'''", "~~~", "  ```", "so: ```", "`a`"]), max_size=12))
-def test_blocks_are_in_order_and_none_overlaps(lines: list[str]) -> None:
+def test_blocks_are_in_order_and_none_overlaps(lines):
     text = "\n".join(lines)
     blocks, _ = blocks_in(text)
     places = [(b.start, b.end) for b in blocks]
@@ -130,12 +128,12 @@ def test_blocks_are_in_order_and_none_overlaps(lines: list[str]) -> None:
 @pytest.mark.parametrize(
     "piece", ["```\n", "```python\n", "'''\n```\n", "x```\n", "`", "~", '"""', "so: ```py\nx```\n"]
 )
-def test_a_megabyte_is_read(piece: str) -> None:
+def test_a_megabyte_is_read(piece):
     """A scan that is quadratic in the length would take hours here."""
     blocks_in(piece * (1_000_000 // len(piece)))
 
 
-def test_no_word_is_of_two_languages() -> None:
+def test_no_word_is_of_two_languages():
     words = [word for names in ALIASES.values() for word in names]
     assert len(words) == len(set(words))
     assert program_among([Block("", " \n"), Block("text", "7")], "python") is None

@@ -1,11 +1,8 @@
 """The rows of rollouts: spans, records joined, and the invariants that are held."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from array import array
-from typing import Any
 
 import pytest
 
@@ -20,15 +17,15 @@ SHARED = dataclasses.replace(FIRST, trains=False)
 SINGLE = Rollout("p", 0, (7, 9), (4, 1), (-0.1, -0.7), "", "stop", 12)
 
 
-def episode(*of_rows: tuple[Turn, ...], **fields: Any) -> Rollout:
+def episode(*of_rows, **fields):
     return dataclasses.replace(SINGLE, episode=Episode(of_rows, (), **fields))
 
 
-def changed(turn: Turn, **fields: Any) -> Turn:
+def changed(turn, **fields):
     return dataclasses.replace(turn, **fields)
 
 
-def test_a_single_response_is_one_row_whose_ids_are_not_copied() -> None:
+def test_a_single_response_is_one_row_whose_ids_are_not_copied():
     (row,) = trained_rows(SINGLE)
     assert [ids for ids, _ in row.pieces] == [(7, 9), (4, 1)]
     assert row.pieces[0][0] is SINGLE.prompt_ids
@@ -40,7 +37,7 @@ def test_a_single_response_is_one_row_whose_ids_are_not_copied() -> None:
     assert rows(SINGLE) == ((row.spans[0].turn,),)
 
 
-def test_spans_of_a_row_skip_what_was_observed() -> None:
+def test_spans_of_a_row_skip_what_was_observed():
     (row,) = trained_rows(episode((FIRST, SECOND)))
     assert row.ids == (7, 9, 4, 1, 1, 8, 6, 3, 1)
     assert [(s.start, s.stop, s.number) for s in row.spans] == [(2, 4, 0), (6, 9, 1)]
@@ -48,7 +45,7 @@ def test_spans_of_a_row_skip_what_was_observed() -> None:
     assert row.policy_version == 12
 
 
-def test_a_fork_trains_the_shared_turn_once_and_numbers_turns_in_the_order_drawn() -> None:
+def test_a_fork_trains_the_shared_turn_once_and_numbers_turns_in_the_order_drawn():
     first, second = trained_rows(episode((FIRST, SECOND), (SHARED, OTHER)))
     assert second.ids == (7, 9, 4, 1, 1, 2, 5)
     assert [(s.start, s.stop, s.number) for s in second.spans] == [(6, 7, 2)]
@@ -73,7 +70,7 @@ def test_a_fork_trains_the_shared_turn_once_and_numbers_turns_in_the_order_drawn
         (episode((FIRST, changed(SECOND, logprobs=(-0.1, 0.2, -1.0)))), "log-prob of 0.2"),
     ],
 )
-def test_rows_that_no_engine_computed_are_refused(rollout: Rollout, says: str) -> None:
+def test_rows_that_no_engine_computed_are_refused(rollout, says):
     with pytest.raises(EngineError, match=says):
         trained_rows(rollout)
 
@@ -86,7 +83,7 @@ def test_rows_that_no_engine_computed_are_refused(rollout: Rollout, says: str) -
         (changed(SECOND, kept=KeptTokens((2, 0, 1), b"1234")), r"kept sets of 3, which hold 1 of 3 ids"),
     ],
 )
-def test_records_that_do_not_fit_are_refused(turn: Turn, says: str) -> None:
+def test_records_that_do_not_fit_are_refused(turn, says):
     with pytest.raises(DataError, match=says):
         trained_rows(episode((FIRST, turn)))
     with pytest.raises(DataError, match="response 0 to 'p' has 2 tokens and 1 log-probs"):
@@ -94,18 +91,18 @@ def test_records_that_do_not_fit_are_refused(turn: Turn, says: str) -> None:
 
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf, 5.0])
-def test_log_probs_of_a_single_response_are_checked_as_those_of_an_episode(odd: float) -> None:
+def test_log_probs_of_a_single_response_are_checked_as_those_of_an_episode(odd):
     for version in (0, 7):  # of the present weights and of older ones
         wrong = dataclasses.replace(SINGLE, logprobs=(-0.1, odd), policy_version=version)
         with pytest.raises(EngineError, match=f"response 0 to 'p' has a log-prob of {odd};"):
             trained_rows(wrong)
 
 
-def routing(num: int) -> Routing:
+def routing(num):
     return Routing(1, 2, array("h", range(num * 2)).tobytes())
 
 
-def test_routing_is_that_of_all_tokens_but_the_last() -> None:
+def test_routing_is_that_of_all_tokens_but_the_last():
     first, second = changed(FIRST, routing=routing(3)), changed(SECOND, routing=routing(5))
     (row,) = trained_rows(episode((first, second)))
     assert sum(t.routing is not None for t in row.turns) == 2
@@ -116,7 +113,7 @@ def test_routing_is_that_of_all_tokens_but_the_last() -> None:
         trained_rows(episode((changed(FIRST, routing=routing(4)), second)))
 
 
-def test_an_episode_is_truncated_by_its_last_turn_or_by_a_limit_of_tokens() -> None:
+def test_an_episode_is_truncated_by_its_last_turn_or_by_a_limit_of_tokens():
     cut = changed(FIRST, finish_reason="length")
     assert not is_truncated(SINGLE)
     assert is_truncated(dataclasses.replace(SINGLE, finish_reason="length"))
@@ -126,7 +123,7 @@ def test_an_episode_is_truncated_by_its_last_turn_or_by_a_limit_of_tokens() -> N
         assert is_truncated(episode((FIRST, SECOND), ending=ending)) is wanted
 
 
-def test_what_reads_single_responses_refuses_episodes_by_name() -> None:
+def test_what_reads_single_responses_refuses_episodes_by_name():
     require_single([SINGLE], "stage x")
     with pytest.raises(
         DataError, match="stage x reads single responses, and response 0 to 'p' is an episode of 2 turn"

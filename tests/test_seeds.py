@@ -1,7 +1,5 @@
 """Named streams of random numbers."""
 
-from __future__ import annotations
-
 import itertools
 import subprocess
 import sys
@@ -16,16 +14,14 @@ NAMES = st.lists(NAME, max_size=4)
 
 
 @given(st.integers(), NAMES, st.integers(), NAMES)
-def test_two_streams_have_one_seed_only_if_they_have_one_name(
-    a: int, x: list[str | int], b: int, y: list[str | int]
-) -> None:
+def test_two_streams_have_one_seed_only_if_they_have_one_name(a, x, b, y):
     same = a == b and [(type(n), n) for n in x] == [(type(n), n) for n in y]
     assert (derive(a, *x) == derive(b, *y)) == same
     assert 0 <= derive(a, *x) < 2**63
 
 
-def test_names_that_hold_the_separator_or_look_like_others_are_others() -> None:
-    names: list[tuple[str | int, ...]] = [
+def test_names_that_hold_the_separator_or_look_like_others_are_others():
+    names = [
         ("a", "b"),
         ("a\x1fstr:b",),
         ("a\x1f", "b"),
@@ -44,7 +40,7 @@ def test_names_that_hold_the_separator_or_look_like_others_are_others() -> None:
     assert len({derive(0, *n) for n in names}) == len(names)
 
 
-def test_the_number_is_the_same_in_another_process_with_other_hashes() -> None:
+def test_the_number_is_the_same_in_another_process_with_other_hashes():
     """Resuming on another machine draws on; `hash` would not have done."""
     code = "from verizero.pipeline.seeds import *; print(derive(7, 'rollout', 3, 'é'), stream(7, 'x').random())"
     said = {
@@ -56,7 +52,7 @@ def test_the_number_is_the_same_in_another_process_with_other_hashes() -> None:
     assert said == {f"{derive(7, 'rollout', 3, 'é')} {stream(7, 'x').random()}\n"}
 
 
-def test_neighbouring_streams_are_unrelated() -> None:
+def test_neighbouring_streams_are_unrelated():
     """Means of their products are those of independent uniforms, within five standard errors."""
     n = 4000
     streams = [[s.random() for _ in range(n)] for s in (stream(0, "a", i) for i in range(4))]

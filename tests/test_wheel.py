@@ -1,7 +1,5 @@
 """What `pip install verizero` brings: one package with every part, which works next to a library with a part's name."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os
@@ -59,7 +57,7 @@ episode.close()
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(tmp_path_factory):
     """The wheel of a copy of the sources, as in a clone: with links."""
     folder = tmp_path_factory.mktemp("wheel")
     for name in (*PARTS, PACKAGE, "tests", "docs", "benchmarks"):
@@ -75,7 +73,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def python(wheel, tmp_path_factory):
     """An interpreter that has the wheel, what it needs, and the library `verifiers`."""
     folder = venv_with(tmp_path_factory.mktemp("venv") / "both", "verifiers==0.4.0")
     install = ["-m", "pip", "install", "-q", "--no-deps", "--ignore-installed", "--no-compile", str(wheel)]
@@ -83,7 +81,7 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin" / "python"
 
 
-def required(distribution: str) -> set[str]:
+def required(distribution):
     """The names of a distribution and of all that it requires, its extras left out."""
     found, left = set[str](), [distribution]
     while left:
@@ -95,7 +93,7 @@ def required(distribution: str) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def core(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def core(wheel, tmp_path_factory):
     """An interpreter that has the package and what its wheel requires without extras: links to what is here."""
     folder = tmp_path_factory.mktemp("core")
     venv.create(folder)
@@ -114,7 +112,7 @@ def core(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def there(tmp_path: Path) -> Path:
+def there(tmp_path):
     """A user's folder with a file that has the name of a part."""
     (tmp_path / "pipeline.py").write_text("MINE = True\n")
     return tmp_path
@@ -122,7 +120,7 @@ def there(tmp_path: Path) -> Path:
 
 @pytest.mark.run
 @pytest.mark.nightly
-def test_a_wheel_has_one_name_with_every_part_and_nothing_else(wheel: Path) -> None:
+def test_a_wheel_has_one_name_with_every_part_and_nothing_else(wheel):
     source = wheel.parent / "source"
     files = {f.relative_to(source) for name in PARTS for f in (source / name).rglob("*") if f.is_file()}
     own = {f"{PACKAGE}/{f.name}" for f in (source / PACKAGE).iterdir() if f.is_file()}
@@ -130,7 +128,7 @@ def test_a_wheel_has_one_name_with_every_part_and_nothing_else(wheel: Path) -> N
     assert packed == own | {f"{PACKAGE}/{f.as_posix()}" for f in files}
 
 
-def test_the_extra_that_errors_name_brings_what_the_core_lacks() -> None:
+def test_the_extra_that_errors_name_brings_what_the_core_lacks():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extra = project["optional-dependencies"]["train"]
     core, more = (
@@ -146,7 +144,7 @@ def test_the_extra_that_errors_name_brings_what_the_core_lacks() -> None:
 
 @pytest.mark.run
 @pytest.mark.nightly
-def test_the_core_diagnoses_audits_verifies_and_has_a_sandbox(core: Path, there: Path) -> None:
+def test_the_core_diagnoses_audits_verifies_and_has_a_sandbox(core, there):
     """One process each, all at once: each loads its libraries for a second."""
     unpack(OF_TRL / "rate_of_pretraining-0.tar.xz", there / "trl")
     (there / "r.py").write_text("def right(completion, answer):\n    return float(answer in completion)\n")
@@ -177,7 +175,7 @@ def test_the_core_diagnoses_audits_verifies_and_has_a_sandbox(core: Path, there:
 
 @pytest.mark.run
 @pytest.mark.nightly
-def test_all_names_are_found_next_to_the_library_verifiers_which_plays(python: Path, there: Path) -> None:
+def test_all_names_are_found_next_to_the_library_verifiers_which_plays(python, there):
     (there / "look.py").write_text(f"TASKS = {str(TASKS)!r}\n{FOUND}")
     done = subprocess.run([python, "look.py"], cwd=there, capture_output=True, text=True, timeout=120)
     assert done.stdout == "twice 4?\ngraded 0.0 reward 0: agent_completed\n", done.stderr
@@ -185,7 +183,7 @@ def test_all_names_are_found_next_to_the_library_verifiers_which_plays(python: P
 
 @pytest.mark.run
 @pytest.mark.nightly
-def test_the_installed_program_trains_among_files_of_any_name(python: Path, there: Path) -> None:
+def test_the_installed_program_trains_among_files_of_any_name(python, there):
     """With a server and a verifier in a file, and none of the files that cannot be imported."""
     for name in NAMES:
         (there / f"{name}.py").write_text(f"raise SystemExit('{name}.py of the working folder was imported')\n")

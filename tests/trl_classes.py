@@ -1,7 +1,5 @@
 """Classes of TRL, imported by the test that compares with them: the import costs every process three seconds."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 from unittest.mock import patch

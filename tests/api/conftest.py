@@ -1,9 +1,6 @@
 """A working folder of a user: a tiny model, questions and answers."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +8,7 @@ from tests.api.tiny import ROWS, save_tiny
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     """The working folder of the test, with a tiny model, questions and answers."""
     save_tiny(tmp_path / "tiny")
     (tmp_path / "qa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))

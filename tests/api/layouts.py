@@ -1,7 +1,5 @@
 """Rows in the layouts of published data sets, with their real column names."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

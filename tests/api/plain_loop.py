@@ -3,8 +3,6 @@
 AT is "update 3" or "end_step 3": it dies after that call of the third step, and without it the loop runs to its end.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,17 +1,12 @@
 """Columns that are guessed, for the layouts that data sets are published in; and rows in the forms that Python has."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pandas
 import pytest
 
 from tests.api import layouts
-from tests.api.layouts import PROMPTS, Row
+from tests.api.layouts import PROMPTS
 from tests.verifiers.program_rows import FAMILIES
 from verizero.pipeline.api import guess as guesses
 from verizero.pipeline.api.given import first_rows, place_of
@@ -26,17 +21,17 @@ from verizero.pipeline.errors import ConfigError, DataError
 from verizero.verifiers.layouts.base import layout_of
 
 
-def rows(layout: Callable[[int], Row], count: int = 20) -> list[Row]:
+def rows(layout, count=20):
     return [layout(i) for i in range(count)]
 
 
-def source(folder: Path, some: list[Row], **more: Any) -> Source:
+def source(folder, some, **more):
     meaning = guess(some, "rows")
     return Source.model_validate({**place_of(some, folder, "rows"), "mapping": meaning.mapping, **more})
 
 
 @pytest.mark.parametrize("layout", PROMPTS, ids=lambda f: f.__name__)
-def test_prompts(layout: Callable[[int], Row], tmp_path: Path) -> None:
+def test_prompts(layout, tmp_path):
     verifier, question = PROMPTS[layout]
     some = rows(layout)
     meaning = guess(some, "rows")
@@ -69,7 +64,7 @@ TEXTS = ["Mars", "Jupiter"]
     ],
     ids=str,
 )
-def test_choices_are_shown_and_graded_by_letter(row: Row, tmp_path: Path) -> None:
+def test_choices_are_shown_and_graded_by_letter(row, tmp_path):
     some = [{"question": "Which is larger?", **row}]
     meaning = guess(some, "rows")
     assert meaning.verifier == "choice"
@@ -84,7 +79,7 @@ def test_choices_are_shown_and_graded_by_letter(row: Row, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("answer", [2, -1, "C", "Venus", True])
-def test_an_answer_that_is_no_choice_is_refused_by_its_row(answer: Any, tmp_path: Path) -> None:
+def test_an_answer_that_is_no_choice_is_refused_by_its_row(answer, tmp_path):
     some = [{"question": f"{i}?", "choices": TEXTS, "answer": i} for i in (0, 1)]
     given = source(tmp_path, some, verifier="choice")
     (tmp_path / "rows.jsonl").write_text(json.dumps({"question": "Which?", "choices": TEXTS, "answer": answer}))
@@ -130,7 +125,7 @@ CHAT = [{"role": "user", "content": "1+1?"}]
         ),
     ],
 )  # fmt: skip
-def test_the_line_says_what_is_used_and_what_is_not(row: Row, line: str, question: str | None, tmp_path: Path) -> None:
+def test_the_line_says_what_is_used_and_what_is_not(row, line, question, tmp_path):
     meaning = guess([row], "rows")
     assert meaning.line == f"rows: {line}"
     place = place_of([row], tmp_path, "rows")
@@ -144,7 +139,7 @@ def test_the_line_says_what_is_used_and_what_is_not(row: Row, line: str, questio
 
 
 @pytest.mark.parametrize("cell", [None, "", " ", float("nan"), pandas.NA, pandas.NaT])
-def test_a_missing_cell_changes_no_guess_and_is_named(cell: Any, tmp_path: Path) -> None:
+def test_a_missing_cell_changes_no_guess_and_is_named(cell, tmp_path):
     """Whether the answer of a row is missing, or a cell of a column that nobody reads."""
     some = [{"problem": f"{i}+1?", "answer": str(i + 1), "solution": "Add.", "source": cell} for i in range(4)]
     meaning = guess(some, "rows")
@@ -159,14 +154,14 @@ def test_a_missing_cell_changes_no_guess_and_is_named(cell: Any, tmp_path: Path)
 
 
 @pytest.mark.parametrize("count", [1, 5])
-def test_one_question_alone_is_held_out_and_that_is_told(count: int, tmp_path: Path) -> None:
+def test_one_question_alone_is_held_out_and_that_is_told(count, tmp_path):
     given = source(tmp_path, [{"question": "1+1?", "answer": "2"}] * count, verifier="math", part="train")
     with pytest.raises(DataError, match=rf"one question only \('1\+1\?', in {count} rows\), which is held out"):
         read_prompts([given], 0, tmp_path)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_programs(name: str, tmp_path: Path) -> None:
+def test_programs(name, tmp_path):
     """Rows of every public layout get the mapping that is shipped for them, also where one row cannot be read."""
     family = FAMILIES[name]
     some = [made.row for made in family.rows(6)]
@@ -179,7 +174,7 @@ def test_programs(name: str, tmp_path: Path) -> None:
     assert guess([{**some[0], **bad, meaning.mapping["question"]: "?"}, *some], "rows").mapping == meaning.mapping
 
 
-def test_a_new_layout_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_layout_is_one_file(tmp_path, monkeypatch):
     """It is found by its name in a recipe, and by its columns where they are guessed."""
     rows = [{"frage": f"{i}+2?", "antwort": f"Es ist {i + 2}."} for i in range(5)]
     with pytest.raises(DataError, match="no column looks like a question"):
@@ -199,7 +194,7 @@ def test_a_new_layout_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("layout", layouts.IMITATED, ids=lambda f: f.__name__)
-def test_demonstrations(layout: Callable[[int], Row], tmp_path: Path) -> None:
+def test_demonstrations(layout, tmp_path):
     some = rows(layout)
     assert guess(some, "rows").kind == "demonstrations"
     shown = read_demonstrations((), [source(tmp_path, some, graded=False)], 0, tmp_path).prompts
@@ -210,7 +205,7 @@ def test_demonstrations(layout: Callable[[int], Row], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", layouts.PAIRS, ids=lambda f: f.__name__)
-def test_pairs(layout: Callable[[int], Row], tmp_path: Path) -> None:
+def test_pairs(layout, tmp_path):
     some = rows(layout)
     meaning = guess(some, "rows")
     assert meaning.kind == "pairs"
@@ -220,7 +215,7 @@ def test_pairs(layout: Callable[[int], Row], tmp_path: Path) -> None:
     assert pair.prompt.system == ("Add." if layout is layouts.orca_pairs else None)
 
 
-def test_what_cannot_be_read_says_which_columns_there_are(tmp_path: Path) -> None:
+def test_what_cannot_be_read_says_which_columns_there_are(tmp_path):
     with pytest.raises(DataError, match=r"rows: no column looks like a question; columns: frage, antwort\. Call one"):
         guess([{"frage": "1+1?", "antwort": "2"}], "rows")
     for answers, verifier in ((["The king"], None), ([10**5000], "math"), ([True], None), ([1, True, 2], None)):
@@ -228,7 +223,7 @@ def test_what_cannot_be_read_says_which_columns_there_are(tmp_path: Path) -> Non
     assert first_rows(place_of([{"answer": 10**5000}], tmp_path, "rows"), tmp_path) == [{"answer": 10**5000}]
 
 
-def test_rows_of_python(tmp_path: Path) -> None:
+def test_rows_of_python(tmp_path):
     import datasets
     import numpy
     import pyarrow
@@ -274,13 +269,13 @@ def test_rows_of_python(tmp_path: Path) -> None:
         ("part-*.jsonl", "data='part-*.jsonl': there is no such file"),
     ],
 )
-def test_bad_rows_say_what_to_give(data: Any, error: str, tmp_path: Path) -> None:
+def test_bad_rows_say_what_to_give(data, error, tmp_path):
     with pytest.raises((ConfigError, DataError)) as refused:
         place_of(data, tmp_path, "train")
     assert str(refused.value).startswith(error)
 
 
-def test_a_tenth_is_held_out_by_question_alone(tmp_path: Path) -> None:
+def test_a_tenth_is_held_out_by_question_alone(tmp_path):
     some = [{"question": f"{i}+2?", "answer": str(i + 2)} for i in range(300)]
     parts = {
         part: {p.question for p in read_prompts([source(tmp_path, some, verifier="math", part=part)], 0, tmp_path)[0]}
@@ -298,7 +293,7 @@ def test_a_tenth_is_held_out_by_question_alone(tmp_path: Path) -> None:
     assert (len(held), len(rest), held | rest) == (1, 4, {row["question"] for row in few})
 
 
-def test_csv_with_a_missing_value_is_refused(tmp_path: Path) -> None:
+def test_csv_with_a_missing_value_is_refused(tmp_path):
     (tmp_path / "t.csv").write_text("question,answer\n0?\n")
     given = Source.model_validate({"file": "t.csv", "verifier": "exact"})
     with pytest.raises(DataError, match=r"t\.csv row 1: has another number of values than the line of names"):

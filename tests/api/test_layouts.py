@@ -1,17 +1,11 @@
 """A layout of each kind trains two steps by one call, and rows that cannot are refused with the remedy."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 import verizero as vz
 from tests.api import layouts
-from tests.api.layouts import Row
 from tests.api.tiny import save_tiny, weights
 from tests.data.chat_templates import TEMPLATES
 from tests.verifiers import program_rows
@@ -19,14 +13,12 @@ from verizero.pipeline.cli import main
 from verizero.pipeline.config.load import load_recipe
 
 
-def humaneval(i: int) -> Row:
+def humaneval(i):
     return program_rows.humaneval(i).row
 
 
-KINDS: dict[Callable[[int], Row], str] = {
-    layouts.verl: "rl",
+KINDS = {
     humaneval: "rl",
-    layouts.alpaca: "sft",
     layouts.openai_tools: "sft",
     layouts.hh: "preference",
 }
@@ -41,7 +33,7 @@ RL = {
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     save_tiny(folder / "plain", positions=512)
     save_tiny(folder / "chat", positions=1024, chat=TEMPLATES["no_end"])
@@ -50,13 +42,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.run
 @pytest.mark.parametrize("layout", KINDS, ids=lambda f: f.__name__)
-def test_a_layout_trains_without_a_word_about_its_columns(
-    layout: Callable[[int], Row], models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_layout_trains_without_a_word_about_its_columns(layout, models, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     kind = KINDS[layout]
     model = models / ("chat" if layout in layouts.IMITATED else "plain")
-    more: dict[str, Any] = RL if kind == "rl" else {f"{kind}.batch_size": 4}
+    more = RL if kind == "rl" else {f"{kind}.batch_size": 4}
     run = vz.train(model, [layout(i) for i in range(20)], name="run", steps=2, quiet=True, **more)
     assert load_recipe(run.folder / "given" / "recipe.yaml").stage_names == (kind,)
     metrics = run.metrics.to_dict("records")
@@ -72,9 +62,7 @@ def test_a_layout_trains_without_a_word_about_its_columns(
 
 
 @pytest.mark.run
-def test_a_recipe_of_rows_without_verifiers_is_checked_and_has_nothing_to_try(
-    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_recipe_of_rows_without_verifiers_is_checked_and_has_nothing_to_try(models, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     rows = [layouts.alpaca(i) for i in range(20)]
     run = vz.train(models / "plain", rows, name="run", steps=1, quiet=True)
@@ -86,9 +74,7 @@ def test_a_recipe_of_rows_without_verifiers_is_checked_and_has_nothing_to_try(
     assert "no training prompts that are graded" in capsys.readouterr().err
 
 
-def test_calls_without_a_reward_are_refused_with_the_remedy(
-    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_calls_without_a_reward_are_refused_with_the_remedy(models, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(vz.VerizeroError, match="question is 'query', answer 'answers'; not used: 'id', 'tools'"):
         vz.train(models / "plain", [layouts.tool_calls(i) for i in range(20)], name="run", steps=2, quiet=True)

@@ -1,16 +1,13 @@
 """Runs that continue: with more steps, and with a reward function that was corrected."""
 
-from __future__ import annotations
-
+import contextlib
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import verizero as vz
-from tests.api.tiny import ROWS, SMALL
+from tests.api.tiny import ROWS, SMALL, save_tiny
 from tests.launch.runs import assert_same_bytes
 from tests.stages.tiny import tiny
 from verizero.pipeline.api.trained import with_more_steps
@@ -24,24 +21,24 @@ EACH = {**SMALL, "checkpoint.every_steps": 1, "scoring.retries": 0}
 pytestmark = [pytest.mark.run, pytest.mark.usefixtures("folder")]
 
 
-def good() -> Callable[..., float]:
-    def reward(completion: str, answer: str) -> float:
+def good():
+    def reward(completion, answer):
         return 2.0 * (len(completion) > 4) + float(answer in completion)
 
     return reward
 
 
-def longer() -> Callable[..., float]:
-    def reward(completion: str, answer: str) -> float:
+def longer():
+    def reward(completion, answer):
         return float(len(completion))
 
     return reward
 
 
-def fails_from(checkpoint: int) -> Callable[..., float]:
+def fails_from(checkpoint):
     """A reward function that raises once there is a checkpoint of that number, or from the beginning."""
 
-    def reward(completion: str, answer: str) -> float:
+    def reward(completion, answer):
         if checkpoint == 0 or any(Path("runs").glob(f"*/checkpoints/{checkpoint - 1:08d}")):
             raise KeyError("no such column")
         return 2.0 * (len(completion) > 4) + float(answer in completion)
@@ -49,37 +46,45 @@ def fails_from(checkpoint: int) -> Callable[..., float]:
     return reward
 
 
-def go(name: str, reward: Callable[..., float], steps: int = 4, **more: Any) -> vz.TrainedRun:
+def go(name, reward, steps=4, **more):
     return vz.train("tiny", ROWS, reward=reward, name=name, steps=steps, quiet=True, **EACH, **more)
 
 
-def info(run: str) -> dict[str, Any]:
-    read: dict[str, Any] = json.loads(Path("runs", run, "run.json").read_text())
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of a run of four steps that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("whole")
+    save_tiny(folder / "tiny")
+    with contextlib.chdir(folder):
+        return go("whole", good()).folder.resolve()
+
+
+def info(run):
+    read = json.loads(Path("runs", run, "run.json").read_text())
     return read
 
 
-def rows_of(run: str) -> list[tuple[str, int]]:
+def rows_of(run):
     rows = [json.loads(line) for line in Path("runs", run, "metrics.jsonl").read_text().splitlines()]
     return [(row["kind"], row["step"]) for row in rows]
 
 
 @pytest.mark.parametrize("checkpoint", [0, 1])
-def test_a_function_that_failed_before_anything_was_trained_begins_again_when_it_is_corrected(checkpoint: int) -> None:
+def test_a_function_that_failed_before_anything_was_trained_begins_again_when_it_is_corrected(checkpoint, whole):
     """It failed in the first evaluation, or after it: the measures before training are the corrected function's."""
     with pytest.raises(vz.VerizeroError, match="no such column"):
         go("mended", fails_from(checkpoint))
     assert info("mended")["ended"]["reason"] == "graders_failed"
-    assert_same_bytes(go("mended", good()).folder, go("whole", good()).folder)
+    assert_same_bytes(go("mended", good()).folder, whole)
     assert info("mended")["changes"] == []
     assert Path("runs/mended/stale/1").is_dir()
 
 
-def test_a_function_that_failed_later_goes_on_from_the_last_good_step() -> None:
+def test_a_function_that_failed_later_goes_on_from_the_last_good_step(whole):
     with pytest.raises(vz.VerizeroError, match="no such column"):
         go("mended", fails_from(3))
     trained = rows_of("mended")
-    go("mended", good())
-    assert_same_bytes(vz.TrainedRun("runs/mended").folder, go("whole", good()).folder)
+    assert_same_bytes(go("mended", good()).folder, whole)
     steps = [row for row in trained if row[0] != "alarm"]
     assert steps == [("evaluation", 0), *(("step", number) for number in range(1, 5))]
     (change,) = info("mended")["changes"]
@@ -91,7 +96,7 @@ def test_a_function_that_failed_later_goes_on_from_the_last_good_step() -> None:
     }
 
 
-def test_another_function_after_steps_with_the_first_needs_a_word() -> None:
+def test_another_function_after_steps_with_the_first_needs_a_word():
     go("own", good(), callbacks=[lambda event: vz.STOP if event.step == 2 else None])
     with pytest.raises(vz.VerizeroError, match=r"resume='changed', --resume changed"):
         go("own", longer())
@@ -112,7 +117,7 @@ def test_another_function_after_steps_with_the_first_needs_a_word() -> None:
         go("own", longer(), resume="changed", seed=3)
 
 
-def test_the_command_has_the_same_word(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_has_the_same_word(capsys):
     words = [word for field, value in EACH.items() for word in ("--set", f"{field}={value}")]
     Path("r.py").write_text("def reward(completion, answer):\n    return float(answer in completion)\n")
     command = ["train", "tiny", "qa.jsonl", "--reward", "r.py:reward", "--name", "own", "--steps", "2", "--no-prefect"]
@@ -123,7 +128,7 @@ def test_the_command_has_the_same_word(capsys: pytest.CaptureFixture[str]) -> No
     assert main([*command, *words, "--resume", "changed"]) in (0, None)
 
 
-def test_more_steps_are_a_stage_of_their_own() -> None:
+def test_more_steps_are_a_stage_of_their_own():
     run = go("more", good(), steps=3)
     before = (run.folder / "metrics.jsonl").read_bytes()
     assert run.train(steps=2, quiet=True) is run
@@ -137,7 +142,7 @@ def test_more_steps_are_a_stage_of_their_own() -> None:
     assert_same_bytes(run.folder, whole)
 
 
-def test_a_program_with_more_steps_gives_the_same_bytes_when_it_is_started_again() -> None:
+def test_a_program_with_more_steps_gives_the_same_bytes_when_it_is_started_again():
     for _ in range(2):
         go("again", good(), steps=3).train(steps=2, quiet=True)
     assert_same_bytes(Path("runs/again"), go("once", good(), steps=3).train(steps=2, quiet=True).folder)
@@ -148,19 +153,19 @@ def test_a_program_with_more_steps_gives_the_same_bytes_when_it_is_started_again
     assert not Path("runs/kept/stale").exists()
 
 
-def test_more_steps_of_pairs_are_no_more_in_several_parts() -> None:
+def test_more_steps_of_pairs_are_no_more_in_several_parts():
     section = {"loss": {"name": "dpo"}, "epochs": 2, "parts": 3, "pairs": [{"file": "pairs.jsonl"}]}
     config = with_more_steps(tiny({"stages": ["preference"], "preference": section}), 5, Path())
     assert [item.num_steps for item in schedule(config) if item.stage == "more_1" and not item.is_evaluation] == [5]
 
 
-def test_a_kind_that_does_not_train_the_policy_has_no_more_steps() -> None:
+def test_a_kind_that_does_not_train_the_policy_has_no_more_steps():
     config = tiny({"stages": ["sft", "reward_model"], "reward_model": {"steps": 4}})
     with pytest.raises(vz.VerizeroError, match="the last stage, reward_model, does not train the policy in steps"):
         with_more_steps(config, 5, Path())
 
 
-def test_a_stage_that_has_begun_keeps_its_length() -> None:
+def test_a_stage_that_has_begun_keeps_its_length():
     go("sum", good(), steps=3)
     for steps in (2, 5):
         with pytest.raises(
@@ -169,23 +174,23 @@ def test_a_stage_that_has_begun_keeps_its_length() -> None:
             go("sum", good(), steps=steps)
 
 
-def test_a_run_that_was_ended_early_is_done_first(folder: Path) -> None:
+def test_a_run_that_was_ended_early_is_done_first(folder, whole):
     run = go("early", good(), callbacks=[lambda event: vz.STOP if event.step == 2 else None])
     with pytest.raises(vz.VerizeroError, match=r"the run is not done; call run\.train\(\) first"):
         run.train(steps=4)
     vz.TrainedRun(folder / "runs" / "early").train(quiet=True)
     assert info("early")["ended"]["reason"] == "done"
-    assert_same_bytes(run.folder, go("whole", good()).folder)
+    assert_same_bytes(run.folder, whole)
 
 
-def test_sft_has_more_steps_whatever_its_schedule() -> None:
+def test_sft_has_more_steps_whatever_its_schedule():
     shown = [{"question": r["question"], "response": f"the sum is {r['answer']} a b c d e f"} for r in ROWS]
     run = vz.train("tiny", shown, name="shown", steps=3, quiet=True)
     run.train(steps=2, quiet=True)
     assert rows_of("shown") == [("step", n) for n in (1, 2, 3, 1, 2)]
 
 
-def test_a_run_that_was_moved_has_its_recipe_in_it(folder: Path) -> None:
+def test_a_run_that_was_moved_has_its_recipe_in_it(folder):
     (folder / "old" / "given").mkdir(parents=True)
     write_origin(folder / "old", folder / "old" / "given")
     (folder / "old").rename(folder / "new")

@@ -1,16 +1,12 @@
 """`vz.open`: a loop of one's own leaves the bytes of `vz.train`, also killed and continued, and may do as it likes."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -24,13 +20,11 @@ from tests.stages.start import start
 from tests.stages.test_guard import ROLL_BACK, TOO_FAST
 from tests.stages.tiny import TREE, tiny
 from tests.warm import ROOT, warm
-from verizero.pipeline.api.own_loop import OwnLoop
 from verizero.pipeline.config.load import dump
 from verizero.pipeline.scoring.select import GROUP_KINDS
 
 REFILLED = ("rl.prompts_per_step=4", "rl.select.keep=informative", "rl.select.max_refills=2")
-RECIPES: dict[str, tuple[str, ...]] = {
-    "refilled, and carried over": ("rl.rounds=2", "rl.steps_per_round=2", *REFILLED),
+RECIPES = {
     "generated ahead": ("rl.rounds=1", "rl.steps_per_round=4", "rollout.max_staleness=1"),
     "old weights, and out of tokens": (
         *("rl.rounds=2", "rl.steps_per_round=2", "rl.select.keep=all", "rollout.max_staleness=2"),
@@ -41,7 +35,7 @@ RECIPES: dict[str, tuple[str, ...]] = {
 }
 
 
-def recipe_of(folder: Path, *overrides: str) -> str:
+def recipe_of(folder, *overrides):
     """The path of the tiny recipe with these overrides, of stages of RL alone unless they say more."""
     config = tiny(
         {"output": str(folder / "runs"), "stages": ["rl"], "sft": {"steps": 3, "optimizer": {"learning_rate": 1e-4}}},
@@ -54,7 +48,7 @@ def recipe_of(folder: Path, *overrides: str) -> str:
 
 @pytest.mark.run
 @pytest.mark.parametrize("name", RECIPES)
-def test_the_plain_loop_leaves_the_bytes_of_train(name: str, tmp_path: Path) -> None:
+def test_the_plain_loop_leaves_the_bytes_of_train(name, tmp_path):
     recipe = recipe_of(tmp_path, *RECIPES[name])
     ours, theirs = loop(recipe, "ours").folder, vz.train(recipe, name="theirs", quiet=True).folder
     assert fingerprint(ours) == fingerprint(theirs)
@@ -67,8 +61,10 @@ def test_the_plain_loop_leaves_the_bytes_of_train(name: str, tmp_path: Path) -> 
 
 
 @pytest.mark.run
-def test_a_killed_loop_that_is_run_again_leaves_the_same_bytes(tmp_path: Path) -> None:
-    recipe = recipe_of(tmp_path, "stages=[sft, rl]", *RECIPES["refilled, and carried over"], "checkpoint.every_steps=2")
+def test_a_killed_loop_that_is_run_again_leaves_the_same_bytes(tmp_path):
+    """With batches that are refilled, and groups that are carried over."""
+    steps = ("rl.rounds=2", "rl.steps_per_round=2", "checkpoint.every_steps=2")
+    recipe = recipe_of(tmp_path, "stages=[sft, rl]", *steps, *REFILLED)
     for at in ("update 2", "end_step 2", "update 4"):
         command = [sys.executable, "-m", "tests.api.plain_loop", recipe, "killed", at]
         killed = warm().call(subprocess.run, command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -79,19 +75,19 @@ def test_a_killed_loop_that_is_run_again_leaves_the_same_bytes(tmp_path: Path) -
 
 
 @contextmanager
-def opened(folder: Path, *overrides: str, **more: Any) -> Iterator[OwnLoop]:
+def opened(folder, *overrides, **more):
     recipe = recipe_of(folder, "rl.rounds=1", "rl.steps_per_round=3", *overrides)
     with vz.open(recipe, name="own", quiet=True, **more) as s:
         yield s
 
 
-def steps_of(folder: Path) -> list[dict[str, Any]]:
+def steps_of(folder):
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [row["metrics"] for row in rows if row["kind"] == "step"]
 
 
 @pytest.mark.run
-def test_rewards_choice_and_number_of_updates_may_be_ones_own(tmp_path: Path) -> None:
+def test_rewards_choice_and_number_of_updates_may_be_ones_own(tmp_path):
     with opened(tmp_path, "data.evaluation=[]") as s:
         before = s._session.state.policy_version
         while not s.done:
@@ -114,11 +110,11 @@ def test_rewards_choice_and_number_of_updates_may_be_ones_own(tmp_path: Path) ->
 
 
 @pytest.mark.run
-def test_a_refill_of_ones_own_ends_when_the_batch_is_full(tmp_path: Path) -> None:
+def test_a_refill_of_ones_own_ends_when_the_batch_is_full(tmp_path):
     """With rewards of one's own nothing is sampled unseen, and the recipe's rule still chooses."""
     with opened(tmp_path, *REFILLED, "rl.select.carry_over=false", "data.evaluation=[]") as s:
         while not s.done:
-            found: list[int] = []
+            found = []
             while prompts := s.next_prompts():
                 factor = len(found)  # 0 at first: then all rewards are equal, and the rule keeps no group
                 groups = s.with_rewards(
@@ -134,13 +130,13 @@ def test_a_refill_of_ones_own_ends_when_the_batch_is_full(tmp_path: Path) -> Non
 
 
 @pytest.mark.run
-def test_calls_out_of_order_name_the_missing_one(tmp_path: Path) -> None:
-    def refused(missing: str, call: Any, *given: Any) -> None:
+def test_calls_out_of_order_name_the_missing_one(tmp_path):
+    def refused(missing, call, *given):
         with pytest.raises(vz.VerizeroError) as error:
             call(*given)
         assert f"call {missing}" in str(error.value)
 
-    def try_calls() -> OwnLoop:
+    def try_calls():
         with opened(tmp_path, "data.evaluation=[]") as s:
             refused("next_prompts()", s.generate, [1])
             prompts = s.next_prompts()
@@ -164,8 +160,8 @@ def test_calls_out_of_order_name_the_missing_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.run
-def test_a_loop_that_is_left_early_or_stopped_goes_on_later(tmp_path: Path) -> None:
-    def one_step(s: OwnLoop) -> None:
+def test_a_loop_that_is_left_early_or_stopped_goes_on_later(tmp_path):
+    def one_step(s):
         s.update(s.select(s.verify(s.generate(s.next_prompts()))))
         s.publish()
         s.end_step()
@@ -192,7 +188,7 @@ def test_a_loop_that_is_left_early_or_stopped_goes_on_later(tmp_path: Path) -> N
 
 
 @pytest.mark.run
-def test_a_recipe_without_rl_is_refused(tmp_path: Path) -> None:
+def test_a_recipe_without_rl_is_refused(tmp_path):
     tree = {**TREE, "stages": ["sft"], "output": str(tmp_path)}
     (tmp_path / "sft.yaml").write_text(yaml.safe_dump(tree))
     with pytest.raises(vz.VerizeroError, match=r"the recipe's are sft; use vz\.train"), vz.open(tmp_path / "sft.yaml"):
@@ -201,7 +197,7 @@ def test_a_recipe_without_rl_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.run
 @pytest.mark.usefixtures("folder")
-def test_the_loops_of_the_page_run_as_they_are() -> None:
+def test_the_loops_of_the_page_run_as_they_are():
     """On a tiny model, in two steps."""
     page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
     plain, own, refilled = re.findall(r"```python\n((?:with vz\.open| +while prompts).*?)```", page, re.DOTALL)
@@ -210,7 +206,7 @@ def test_the_loops_of_the_page_run_as_they_are() -> None:
     lines = own.splitlines(keepends=True)
     own_rewards = "".join([*lines[:2], refilled, *lines[-2:]])
 
-    def reward(completion: str, answer: str) -> float:
+    def reward(completion, answer):
         return float(len(completion) % 3)
 
     short = {"steps": 2, "quiet": True, **SMALL, "rl.prompts_per_step": 4}

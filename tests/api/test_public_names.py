@@ -1,11 +1,7 @@
 """The public names of `verizero`: few, documented, and with the arguments that programs of users give."""
 
-from __future__ import annotations
-
 import inspect
 import re
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
@@ -45,7 +41,7 @@ PROPERTIES = {
 }
 
 
-def members(name: str) -> Iterator[tuple[str, Any]]:
+def members(name):
     """The public methods and properties of a class, by dotted name."""
     owner = getattr(vz, name)
     for member in dir(owner) if inspect.isclass(owner) else ():
@@ -57,19 +53,19 @@ def members(name: str) -> Iterator[tuple[str, Any]]:
 PUBLIC = dict(pair for name in vz.__all__ for pair in ((name, getattr(vz, name)), *members(name)))
 
 
-def is_called(value: Any) -> bool:
+def is_called(value):
     """True for functions and classes; nobody outside makes an error of ours."""
     return callable(value) and not (inspect.isclass(value) and issubclass(value, Exception))
 
 
-def plain_signature(function: Callable[..., Any]) -> str:
+def plain_signature(function):
     """The signature without types."""
     signature = inspect.signature(function)
     bare = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
     return str(inspect.Signature(bare))
 
 
-def test_the_names_and_their_arguments_are_those_that_users_call() -> None:
+def test_the_names_and_their_arguments_are_those_that_users_call():
     assert {name: plain_signature(value) for name, value in PUBLIC.items() if is_called(value)} == SIGNATURES
     assert {name for name, value in PUBLIC.items() if isinstance(value, property)} == PROPERTIES
     assert PUBLIC.keys() - SIGNATURES.keys() - PROPERTIES == {"STOP", "VerizeroError"}
@@ -77,7 +73,7 @@ def test_the_names_and_their_arguments_are_those_that_users_call() -> None:
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_each_name_says_what_it_is_what_it_takes_and_what_it_raises(name: str) -> None:
+def test_each_name_says_what_it_is_what_it_takes_and_what_it_raises(name):
     value = PUBLIC[name]
     text = inspect.getdoc(value) or ""
     has_fields = hasattr(value, "__dataclass_fields__")  # each has its own docstring in the source
@@ -92,6 +88,6 @@ def test_each_name_says_what_it_is_what_it_takes_and_what_it_raises(name: str) -
     assert not arguments or "Raises: " in text
 
 
-def test_a_wrong_name_lists_the_public_ones() -> None:
+def test_a_wrong_name_lists_the_public_ones():
     with pytest.raises(AttributeError, match="no attribute 'tran'; public names: STOP, Attempt, Event, OwnLoop"):
         vz.tran  # noqa: B018

@@ -1,14 +1,11 @@
 """`verizero.train`: the program of the README, the same by the command, and a run that is continued."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal
 from functools import lru_cache, partial
 from pathlib import Path
 from runpy import run_path
-from typing import Any
 
 import pytest
 import yaml
@@ -19,7 +16,7 @@ from tests.source import ROOT
 from verizero.pipeline.algorithms.base import load_algorithm
 from verizero.pipeline.api.given import verifier_of
 from verizero.pipeline.cli import main
-from verizero.pipeline.config.load import TRL, _fields, load_recipe
+from verizero.pipeline.config.load import TRL, _fields
 from verizero.pipeline.config.rates import learning_rate
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.types import Attempt
@@ -28,14 +25,12 @@ from verizero.verifiers.base import load
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def reward(completion: str, answer: str) -> float:
+def reward(completion, answer):
     return 2.0 * (len(completion) > 4) + float(answer in completion)
 
 
 @pytest.mark.run
-def test_the_program_of_the_readme_on_rows_is_its_command_on_a_file(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_program_of_the_readme_on_rows_is_its_command_on_a_file(folder, monkeypatch, capsys):
     (program,) = re.findall(r"^```python\n(import verizero as vz\n.*?)^```$", README, re.MULTILINE | re.DOTALL)
     (command,) = re.findall(r"`verizero (train [^`]*--reward[^`]*r\.py:reward)`", README)
     model = command.split()[1]
@@ -48,7 +43,7 @@ def test_the_program_of_the_readme_on_rows_is_its_command_on_a_file(
     (folder / "program.py").write_text(program.replace('"qa.jsonl"', "rows"))
     with monkeypatch.context() as fewer:
         fewer.setattr(vz, "train", partial(vz.train, name="mine", steps=3, quiet=True, **SMALL), raising=False)
-        run: vz.TrainedRun = run_path("program.py", {"rows": rows}, "__main__")["run"]
+        run = run_path("program.py", {"rows": rows}, "__main__")["run"]
     words = [word for field, value in SMALL.items() for word in ("--set", f"{field}={value}")]
     assert main([*command.split(), "--name", "theirs", "--steps", "3", "--no-prefect", *words]) in (0, None)
     assert weights(vz.TrainedRun("runs/theirs")) == weights(run)
@@ -79,12 +74,12 @@ def test_the_program_of_the_readme_on_rows_is_its_command_on_a_file(
 
 
 @pytest.mark.run
-def test_a_call_that_was_interrupted_goes_on_with_the_same_bytes_when_it_is_made_again(folder: Path) -> None:
-    def ask(name: str, *callbacks: Any) -> vz.TrainedRun:
-        more: dict[str, Any] = {**SMALL, **EVERY_STEP, "callbacks": callbacks}
+def test_a_call_that_was_interrupted_goes_on_with_the_same_bytes_when_it_is_made_again(folder):
+    def ask(name, *callbacks):
+        more = {**SMALL, **EVERY_STEP, "callbacks": callbacks}
         return vz.train("tiny", ROWS, reward=reward, name=name, steps=4, quiet=True, **more)
 
-    def interrupt(event: vz.Event) -> None:
+    def interrupt(event):
         if event.kind == "step" and event.step == 3:
             signal.raise_signal(signal.SIGINT)
 
@@ -96,7 +91,7 @@ def test_a_call_that_was_interrupted_goes_on_with_the_same_bytes_when_it_is_made
     with pytest.raises(KeyboardInterrupt):
         ask("parts", interrupt)
     assert json.loads(Path("runs/parts/run.json").read_text())["ended"]["reason"] == "interrupted"
-    steps: list[int] = []
+    steps = []
     again = ask("parts", lambda event: steps.append(event.step) if event.kind == "step" else None)
     assert steps == [3, 4], "the step that was interrupted is done again"
     assert weights(again) == weights(whole)
@@ -104,8 +99,8 @@ def test_a_call_that_was_interrupted_goes_on_with_the_same_bytes_when_it_is_made
         assert s.done, "nothing holds the folder"
 
 
-def test_a_function_of_a_script_keeps_its_place_and_its_caches(folder: Path) -> None:
-    names: dict[str, Any] = {"__name__": "__main__", "lru_cache": lru_cache}
+def test_a_function_of_a_script_keeps_its_place_and_its_caches(folder):
+    names = {"__name__": "__main__", "lru_cache": lru_cache}
     source = "@lru_cache(9)\ndef helper(n):\n  return n and helper(n - 1)\n@lru_cache\ndef r(completion):\n" \
              "  if helper(3):\n    pass\n  return [][0]\n"  # fmt: skip
     exec(compile(source, "script.py", "exec"), names)
@@ -114,20 +109,17 @@ def test_a_function_of_a_script_keeps_its_place_and_its_caches(folder: Path) -> 
     assert verdict.reason == "IndexError: list index out of range, at script.py:8"
 
 
-EVERY_STEP: dict[str, Any] = {"checkpoint.every_steps": 1, "scoring.retries": 0}
+EVERY_STEP = {"checkpoint.every_steps": 1, "scoring.retries": 0}
 
 
 @pytest.mark.run
-def test_answers_that_are_numbers_need_no_reward_and_demonstrations_train_sft(folder: Path) -> None:
+def test_answers_that_are_numbers_need_no_reward(folder):
     run = vz.train("tiny", "qa.jsonl", name="math", steps=1, quiet=True, **SMALL)
     assert {r["status"] for r in run.samples()} <= {"graded", "no_answer"}
     assert "pass@1" in run.results["default"]["before"]
-    shown = [{"question": r["question"], "response": f"the sum is {r['answer']} a b c d e f"} for r in ROWS]
-    run = vz.train("tiny", shown, name="shown", steps=2, quiet=True)
-    assert load_recipe(run.folder / "given" / "recipe.yaml").stage_names == ("sft",)
 
 
-def test_defaults_by_the_model(folder: Path) -> None:
+def test_defaults_by_the_model(folder):
     from verizero.pipeline.api.recipe import Wish, write_recipe
 
     Path("r.py").write_text("def reward(completion):\n    return 1.0\n")
@@ -170,16 +162,16 @@ def test_defaults_by_the_model(folder: Path) -> None:
         ),
     ],
 )
-def test_bad_arguments_say_what_to_give(call: dict[str, Any], error: str, folder: Path) -> None:
+def test_bad_arguments_say_what_to_give(call, error, folder):
     with pytest.raises(vz.VerizeroError) as refused:
         vz.train("tiny", call.pop("data", None), name="bad", quiet=True, **call)
     assert error in str(refused.value)
 
 
 @pytest.mark.parametrize("name", TRL)
-def test_an_argument_of_trl_is_refused_with_fields_that_are_there(name: str, folder: Path) -> None:
+def test_an_argument_of_trl_is_refused_with_fields_that_are_there(name, folder):
     with pytest.raises(vz.VerizeroError, match=re.escape(f"unknown key '{name}'; TRL's {name} is {TRL[name]} here")):
-        vz.train("tiny", ROWS, name="bad", quiet=True, **{name: 1})  # type: ignore[arg-type]
+        vz.train("tiny", ROWS, name="bad", quiet=True, **{name: 1})
     for field in re.findall(r"[a-z_]+(?:\.[a-z_]+)+|^[a-z_]+$", TRL[name].replace("vz.train", "")):
         *parents, last = field.removeprefix("rl.algorithm.").split(".")
         section = type(load_algorithm("grpo")[0]) if "rl.algorithm." in field else RunConfig

@@ -1,7 +1,5 @@
 """A model of a few thousand parameters, rows of sums, and settings that keep a run short."""
 
-from __future__ import annotations
-
 import string
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Recipes of a few sums for the checks before training, and what is found in them."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

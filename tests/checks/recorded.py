@@ -1,7 +1,5 @@
 """Recorded runs with planted faults: the text files that a reader of a run's folder needs, packed, without weights."""
 
-from __future__ import annotations
-
 import io
 import json
 import lzma

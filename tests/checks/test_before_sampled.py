@@ -1,10 +1,6 @@
 """The few responses that are sampled before training, and what they show."""
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,14 +8,13 @@ from tests.checks.before import chat_model, looked, of_chat, recipe, sums
 from tests.stages.tiny import TREE, tiny
 from verizero.pipeline.checks.before.parts import read_local_parts
 from verizero.pipeline.commands.rate import Rated, judged
-from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.run import algorithm
 from verizero.pipeline.whole_run import train
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory):
     """The folder of a small model that was trained by SFT to add."""
     base = tmp_path_factory.mktemp("trained")
     train(
@@ -32,7 +27,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base / "run" / "model"
 
 
-def after(model: Path, longest: int = 36, **changes: Any) -> RunConfig:
+def after(model, longest=36, **changes):
     """Return a recipe of RL that starts from the model."""
     rollout = {"max_response_tokens": longest}
     return tiny({"stages": ["rl"], "sft": None, "rollout": rollout, **changes}, [f"model={{path: {model}}}"])
@@ -40,7 +35,7 @@ def after(model: Path, longest: int = 36, **changes: Any) -> RunConfig:
 
 @pytest.mark.run
 @pytest.mark.parametrize("backend", ["torch", "fsdp"])
-def test_a_model_that_is_sometimes_right_has_nothing(trained: Path, tmp_path: Path, backend: str) -> None:
+def test_a_model_that_is_sometimes_right_has_nothing(trained, tmp_path, backend):
     checks, findings = looked(after(trained, train={"backend": backend}), tmp_path, without_model=False)
     assert findings == {}
     assert re.match(
@@ -48,14 +43,14 @@ def test_a_model_that_is_sometimes_right_has_nothing(trained: Path, tmp_path: Pa
     )
 
 
-def test_a_model_that_is_made_in_the_run_is_not_sampled(tmp_path: Path) -> None:
+def test_a_model_that_is_made_in_the_run_is_not_sampled(tmp_path):
     checks, _ = looked(tiny(), tmp_path, without_model=False)
     assert checks["pass rates"].result == "the model is made in this run"
     assert not checks["pass rates"].tried
 
 
-def test_a_model_that_a_stage_trains_first_is_not_sampled(tmp_path: Path) -> None:
-    changes: dict[str, Any] = {"model": {"path": chat_model(tmp_path), "create": None}}
+def test_a_model_that_a_stage_trains_first_is_not_sampled(tmp_path):
+    changes = {"model": {"path": chat_model(tmp_path), "create": None}}
     checks, _ = looked(
         recipe(tmp_path, sums(demonstration="1"), stages=["sft", "rl"], sft=TREE["sft"], **changes), tmp_path, False
     )
@@ -73,7 +68,7 @@ def test_a_model_that_a_stage_trains_first_is_not_sampled(tmp_path: Path) -> Non
         ([1.0], "too_easy"),
     ],
 )
-def test_rates_that_are_all_0_or_1_are_a_finding(rates: list[float], cause: str | None, tmp_path: Path) -> None:
+def test_rates_that_are_all_0_or_1_are_a_finding(rates, cause, tmp_path):
     recipe_ = read_local_parts(of_chat(tmp_path, chat_model(tmp_path)), tmp_path)
     found = judged(recipe_, Rated(rates, 0), recipe_.train[: len(rates)])
     assert [f.cause for f in found] == ([] if cause is None else [cause])
@@ -83,7 +78,7 @@ def test_rates_that_are_all_0_or_1_are_a_finding(rates: list[float], cause: str 
 
 
 @pytest.mark.run
-def test_answers_that_are_all_wrong_are_found_also_for_an_engine_of_servers(tmp_path: Path) -> None:
+def test_answers_that_are_all_wrong_are_found_also_for_an_engine_of_servers(tmp_path):
     config = of_chat(tmp_path, chat_model(tmp_path))
     checks, findings = looked(config, tmp_path, without_model=False)
     assert findings["too_hard"].level == "problem"
@@ -94,7 +89,7 @@ def test_answers_that_are_all_wrong_are_found_also_for_an_engine_of_servers(tmp_
 
 
 @pytest.mark.run
-def test_answers_that_are_cut_for_lack_of_time_tell_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_that_are_cut_for_lack_of_time_tell_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(algorithm, "seconds_per_token", lambda *_: 9.0)
     monkeypatch.setattr(algorithm, "PROBE_TOKENS", 2)
     checks, findings = looked(of_chat(tmp_path, chat_model(tmp_path)), tmp_path, without_model=False)
@@ -112,7 +107,7 @@ def raises(attempt, params: VerifierParams):
 """
 
 
-def chat(folder: Path, **data: Any) -> dict[str, Any]:
+def chat(folder, **data):
     """Changes of a recipe that starts from a model with a chat template."""
     return {
         "model": {"path": chat_model(folder), "create": None},
@@ -122,7 +117,7 @@ def chat(folder: Path, **data: Any) -> dict[str, Any]:
 
 
 @pytest.mark.run
-def test_a_verifier_that_fails_on_sampled_responses_is_a_finding(tmp_path: Path) -> None:
+def test_a_verifier_that_fails_on_sampled_responses_is_a_finding(tmp_path):
     (tmp_path / "raises.py").write_text(RAISES)
     source = {"file": "train.jsonl", "verifier": {"path": "raises.py:raises"}}
     config = recipe(tmp_path, sums(verifier=None), **chat(tmp_path, train=[source]))
@@ -133,7 +128,7 @@ def test_a_verifier_that_fails_on_sampled_responses_is_a_finding(tmp_path: Path)
 
 
 @pytest.mark.run
-def test_prompts_that_a_run_leaves_out_are_not_rated(tmp_path: Path) -> None:
+def test_prompts_that_a_run_leaves_out_are_not_rated(tmp_path):
     held_out = [{**row, "id": f"held{row['id']}"} for row in sums(3)]
     config = recipe(tmp_path, sums(), held_out, **chat(tmp_path, on_overlap="drop"))
     _, findings = looked(config, tmp_path, without_model=False)

@@ -1,9 +1,6 @@
 """A template or a stop token of another model, planted in a recipe and found before training."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
@@ -18,14 +15,14 @@ FOREIGN = (
 
 
 @pytest.mark.parametrize("name", sorted(TEMPLATES))
-def test_a_chat_model_with_its_own_template_has_nothing(name: str, tmp_path: Path) -> None:
+def test_a_chat_model_with_its_own_template_has_nothing(name, tmp_path):
     checks, findings = looked(of_chat(tmp_path, chat_model(tmp_path, TEMPLATES[name])), tmp_path)
     assert [f for f in findings.values() if f.cause in ("other_template", "end_token_missing")] == []
     assert checks["template"].tried
     assert checks["stop token"].result == f"generation stops at {END}"
 
 
-def test_a_template_of_another_model_is_found(tmp_path: Path) -> None:
+def test_a_template_of_another_model_is_found(tmp_path):
     _, findings = looked(of_chat(tmp_path, chat_model(tmp_path, FOREIGN)), tmp_path)
     finding = findings["other_template"]
     assert finding.level == "problem"
@@ -33,20 +30,18 @@ def test_a_template_of_another_model_is_found(tmp_path: Path) -> None:
     assert CHANGE.findall(finding.remedy) == ["data.template=plain"]
 
 
-def test_marks_in_letters_are_a_note_where_a_token_ends_turns(tmp_path: Path) -> None:
+def test_marks_in_letters_are_a_note_where_a_token_ends_turns(tmp_path):
     _, findings = looked(of_chat(tmp_path, chat_model(tmp_path, FOREIGN.replace("<|end|>", END))), tmp_path)
     assert findings["other_template"].level == "note"
 
 
-def test_chat_without_a_chat_template_is_found(tmp_path: Path) -> None:
+def test_chat_without_a_chat_template_is_found(tmp_path):
     _, findings = looked(of_chat(tmp_path, chat_model(tmp_path, None)), tmp_path)
     assert findings["other_template"].level == "problem"
 
 
 @pytest.mark.parametrize(("name", "level"), [("plain", "warning"), ("r1_zero", "note")])
-def test_another_form_than_the_chat_that_a_model_ends_its_turns_by_is_found(
-    name: str, level: str, tmp_path: Path
-) -> None:
+def test_another_form_than_the_chat_that_a_model_ends_its_turns_by_is_found(name, level, tmp_path):
     model = chat_model(tmp_path)
     _, findings = looked(of_chat(tmp_path, model, name=name), tmp_path)
     assert findings["other_template"].level == level
@@ -56,7 +51,7 @@ def test_another_form_than_the_chat_that_a_model_ends_its_turns_by_is_found(
     assert "other_template" not in findings
 
 
-def test_the_template_that_a_run_left_in_the_models_folder_is_compared(tmp_path: Path) -> None:
+def test_the_template_that_a_run_left_in_the_models_folder_is_compared(tmp_path):
     model = chat_model(tmp_path)
     (tmp_path / "model" / "template.json").write_text(json.dumps({"name": "chat", "system": "Be brief."}))
     _, findings = looked(of_chat(tmp_path, model), tmp_path)
@@ -68,14 +63,14 @@ def test_the_template_that_a_run_left_in_the_models_folder_is_compared(tmp_path:
     assert "other_template" not in findings
 
 
-def test_prompts_that_were_written_with_the_template_before_are_found(tmp_path: Path) -> None:
+def test_prompts_that_were_written_with_the_template_before_are_found(tmp_path):
     rows = [r | {"question": f"<|im_start|>user\n{r['question']}{END}\n"} for r in sums()]
     _, findings = looked(of_chat(tmp_path, chat_model(tmp_path), rows), tmp_path)
     assert findings["other_template"].level == "problem"
     assert findings["other_template"].evidence[0].line == 1
 
 
-def test_questions_that_ask_for_tags_of_thinking_have_nothing(tmp_path: Path) -> None:
+def test_questions_that_ask_for_tags_of_thinking_have_nothing(tmp_path):
     rows = [r | {"question": f"Think within <think> and </think>. {r['question']}"} for r in sums()]
     _, findings = looked(of_chat(tmp_path, chat_model(tmp_path, TEMPLATES["opens_thinking"]), rows), tmp_path)
     assert "other_template" not in findings
@@ -89,22 +84,20 @@ def test_questions_that_ask_for_tags_of_thinking_have_nothing(tmp_path: Path) ->
         ("{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('none') }}{% endif %}", "cannot write"),
     ],
 )
-def test_a_system_message_that_the_template_does_not_write_once_is_found(
-    template: str, says: str, tmp_path: Path
-) -> None:
+def test_a_system_message_that_the_template_does_not_write_once_is_found(template, says, tmp_path):
     whole = template + "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     _, findings = looked(of_chat(tmp_path, chat_model(tmp_path, whole), system="Answer in digits."), tmp_path)
     assert says in findings["other_template"].sentence
     assert CHANGE.findall(findings["other_template"].remedy) == ["data.template.system=null"]
 
 
-def test_generation_stops_at_the_end_of_a_turn_that_the_tokenizer_does_not_name(tmp_path: Path) -> None:
+def test_generation_stops_at_the_end_of_a_turn_that_the_tokenizer_does_not_name(tmp_path):
     checks, findings = looked(of_chat(tmp_path, chat_model(tmp_path, end="<pad>")), tmp_path)
     assert "end_token_missing" not in findings
     assert sorted(checks["stop token"].result.split()[-2:]) == ["<pad>", END]
 
 
-def test_a_tokenizer_without_an_end_token_is_refused_as_by_a_run(tmp_path: Path) -> None:
+def test_a_tokenizer_without_an_end_token_is_refused_as_by_a_run(tmp_path):
     model = chat_model(tmp_path)
     path = tmp_path / "model" / "tokenizer_config.json"
     settings = json.loads(path.read_text())
@@ -113,7 +106,7 @@ def test_a_tokenizer_without_an_end_token_is_refused_as_by_a_run(tmp_path: Path)
         looked(of_chat(tmp_path, model), tmp_path)
 
 
-def test_an_end_token_that_the_model_has_no_place_for_is_found(tmp_path: Path) -> None:
+def test_an_end_token_that_the_model_has_no_place_for_is_found(tmp_path):
     model = chat_model(tmp_path)
     path = tmp_path / "model" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"vocab_size": 100}))
@@ -123,7 +116,7 @@ def test_an_end_token_that_the_model_has_no_place_for_is_found(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("end", [None, "<eos>", "<|im_end|>"])
-def test_demonstrations_that_spell_an_end_token_are_found(end: str | None, tmp_path: Path) -> None:
+def test_demonstrations_that_spell_an_end_token_are_found(end, tmp_path):
     shown = [r | {"demonstration": f"{r['answer']}{end or ''}\n"} for r in sums()]
     sft = TREE["sft"]
     characters = TREE["model"]["create"]["characters"] + "_|"

@@ -1,17 +1,13 @@
 """The causes that are found in the recorded runs, and in runs that are changed by hand."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import json
 import runpy
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import pytest
 import yaml
@@ -22,23 +18,25 @@ from tests.checks.recorded import OF_TRL, OWN, cause_of, place_of, unpack
 from tests.source import ROOT
 from verizero.pipeline.checks.cause import CAUSES
 from verizero.pipeline.checks.diagnosis import diagnose
-from verizero.pipeline.checks.finding import Finding
-from verizero.pipeline.checks.run_facts import RunFacts, by_group, read
+from verizero.pipeline.checks.page import cards_of
+from verizero.pipeline.checks.run_facts import by_group, read
 from verizero.pipeline.cli import main
 from verizero.pipeline.config.load import parse
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import DataError, RunError
+from verizero.pipeline.host.disk import read_jsonl
+from verizero.pipeline.report.page import build_page
 
 PATHS = sorted(OWN.glob("*.tar.xz"))
 HEALTHY_RUN = OWN / "healthy-0.tar.xz"
 
 
 @pytest.fixture(scope="module")
-def diagnosed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], tuple[Path, list[Finding]]]:
+def diagnosed(tmp_path_factory):
     """A function that returns the folder and the findings of a recorded run, which several tests look at."""
 
     @cache
-    def of(path: Path) -> tuple[Path, list[Finding]]:
+    def of(path):
         run = unpack(path, tmp_path_factory.mktemp("recorded"))
         return run, diagnose(read(run))
 
@@ -46,12 +44,12 @@ def diagnosed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], tupl
 
 
 @pytest.mark.parametrize("path", [p for p in PATHS if cause_of(p) == "none"], ids=lambda p: p.name)
-def test_nothing_is_found_in_a_healthy_run(path: Path, diagnosed: Any) -> None:
+def test_nothing_is_found_in_a_healthy_run(path, diagnosed):
     assert [f for f in diagnosed(path)[1] if f.level != "note"] == []
 
 
 @pytest.mark.parametrize("path", [p for p in PATHS if cause_of(p) != "none"], ids=lambda p: p.name)
-def test_the_cause_of_a_planted_fault_comes_first(path: Path, diagnosed: Any) -> None:
+def test_the_cause_of_a_planted_fault_comes_first(path, diagnosed):
     run, findings = diagnosed(path)
     assert place_of(cause_of(path), findings) == 0, [f.cause for f in findings]
     first = findings[0]
@@ -64,7 +62,7 @@ def test_the_cause_of_a_planted_fault_comes_first(path: Path, diagnosed: Any) ->
     assert first.remedy
 
 
-def of_today(tree: dict[str, Any]) -> dict[str, Any]:
+def of_today(tree):
     """The recipe of a recorded run without the fields that are gone since."""
     try:
         RunConfig.model_validate(tree)
@@ -89,24 +87,24 @@ def test_each_proposed_change_of_a_recipe_is_accepted_by_it(diagnosed):
     assert tried > 20
 
 
-def test_every_rule_finds_a_planted_fault() -> None:
+def test_every_rule_finds_a_planted_fault():
     planted = {*map(cause_of, PATHS), *map(cause_of, OF_TRL.glob("*.tar.xz"))}
     assert set(CAUSES) - planted <= {"not_finite"}
 
 
-def test_the_page_of_causes_is_that_of_the_docstrings() -> None:
+def test_the_page_of_causes_is_that_of_the_docstrings():
     text = (ROOT / "docs" / "diagnose.md").read_text(encoding="utf-8")
     assert runpy.run_path(str(ROOT / "docs" / "make_causes.py"))["page"](text) == text, "make docs"
 
 
 @cache
-def healthy() -> RunFacts:
+def healthy():
     """The healthy run that was recorded. Tests change copies of it in memory, which is faster than in files."""
     with TemporaryDirectory() as folder:
         return read(unpack(HEALTHY_RUN, Path(folder)))
 
 
-def with_steps(change: Any, stage: str = "rl", of: RunFacts | None = None) -> RunFacts:
+def with_steps(change, stage="rl", of=None):
     """The run, by default the healthy one, after `change(metrics, number)` of each step of a stage."""
     run = healthy() if of is None else of
     steps = []
@@ -117,12 +115,12 @@ def with_steps(change: Any, stage: str = "rl", of: RunFacts | None = None) -> Ru
     return replace(run, imitation=tuple(steps)) if stage == "sft" else replace(run, steps=tuple(steps))
 
 
-def changed(change: Any, stage: str = "rl") -> list[Finding]:
+def changed(change, stage="rl"):
     """The findings of the healthy run after `with_steps`."""
     return diagnose(with_steps(change, stage))
 
 
-NEAR: dict[str, tuple[dict[str, float], dict[str, float]]] = {
+NEAR = {
     "end_token_missing": ({"truncated": 0.95}, {"truncated": 0.1}),
     "length_cap": ({"truncated": 0.3}, {"truncated": 0.1}),
     "infrastructure_zeros": ({"verdict/timeout": 0.1}, {"verdict/timeout": 0.01}),
@@ -144,13 +142,13 @@ NEAR: dict[str, tuple[dict[str, float], dict[str, float]]] = {
 
 
 @pytest.mark.parametrize("cause", NEAR)
-def test_a_number_past_its_limit_is_found_and_one_before_it_is_not(cause: str) -> None:
+def test_a_number_past_its_limit_is_found_and_one_before_it_is_not(cause):
     past, before = NEAR[cause]
     assert place_of(cause, changed(lambda m, _: m.update(past))) is not None
     assert place_of(cause, changed(lambda m, _: m.update(before))) is None
 
 
-def test_prompts_that_end_otherwise_than_the_demonstrations_are_found() -> None:
+def test_prompts_that_end_otherwise_than_the_demonstrations_are_found():
     name = "prompt/spaces_at_end"
     assert changed(lambda m, _: m.update({name: 0.0})) == []
     spaces = with_steps(lambda m, _: m.update({name: 1.0}))
@@ -158,11 +156,11 @@ def test_prompts_that_end_otherwise_than_the_demonstrations_are_found() -> None:
     assert [f.cause for f in findings] == ["other_template"]
 
 
-def test_a_temperature_shows_in_the_mean_log_prob_of_what_was_sampled() -> None:
-    def at(share: float, **others: float) -> Any:
+def test_a_temperature_shows_in_the_mean_log_prob_of_what_was_sampled():
+    def at(share, **others):
         return lambda m, _: m.update({"surprise": share * m["entropy"], **others})
 
-    cases: dict[str, tuple[Any, bool]] = {
+    cases = {
         "right": (at(1.05), False),
         "cold": (at(0.6), True),
         "hot": (at(1.5), True),
@@ -174,7 +172,7 @@ def test_a_temperature_shows_in_the_mean_log_prob_of_what_was_sampled() -> None:
         assert (place_of("sampling_differs", changed(change)) is not None) == is_found, name
 
 
-def test_the_template_that_a_model_was_trained_with_is_compared() -> None:
+def test_the_template_that_a_model_was_trained_with_is_compared():
     untaught = replace(
         healthy(), imitation=(), evaluations=tuple(e for e in healthy().evaluations if e.row.stage != "sft")
     )
@@ -184,7 +182,7 @@ def test_the_template_that_a_model_was_trained_with_is_compared() -> None:
     assert findings[0].remedy == "--set 'data.template={name: \"r1_zero\"}'"
 
 
-def test_clips_of_whole_responses_are_many() -> None:
+def test_clips_of_whole_responses_are_many():
     """GSPO clips a large part of the tokens and learns."""
     for name, clipped, wanted in (("grpo", 0.2, True), ("gspo", 0.2, False), ("gspo", 0.6, True)):
         run = with_steps(lambda m, _, c=clipped: m.update({"clip_fraction/low": c}))
@@ -193,10 +191,10 @@ def test_clips_of_whole_responses_are_many() -> None:
 
 
 @pytest.mark.parametrize(("share", "too_easy"), [(0.95, None), (0.5, "warning")])
-def test_a_run_that_has_learned_its_task_is_not_blamed_for_it(share: float, too_easy: str | None) -> None:
+def test_a_run_that_has_learned_its_task_is_not_blamed_for_it(share, too_easy):
     """Responses are cut at first, and groups all right at the end; `share` of held-out prompts are solved."""
 
-    def learned(metrics: dict[str, Any], number: int) -> None:
+    def learned(metrics, number):
         begins = number < 10
         metrics.update({"truncated": 0.3 if begins else 0.0, "groups/all_right": 0.0 if begins else 16.0})
         share_right = 0.85 if begins else 1.0
@@ -212,7 +210,7 @@ def test_a_run_that_has_learned_its_task_is_not_blamed_for_it(share: float, too_
     assert levels == {"length_cap": "note", "prompts_repeat": "note"} | ({"too_easy": too_easy} if too_easy else {})
 
 
-def test_prompts_that_the_run_has_left_out_are_no_leak() -> None:
+def test_prompts_that_the_run_has_left_out_are_no_leak():
     note = "3 of 40 evaluation prompts occur in training (0 exact, 0 normalised, 3 ngram)"
     run = replace(healthy(), info={**healthy().info, "data_notes": [note]})
     for choice, wanted in (("report", ["evaluation_leak"]), ("drop", [])):
@@ -220,12 +218,12 @@ def test_prompts_that_the_run_has_left_out_are_no_leak() -> None:
         assert [f.cause for f in diagnose(replace(run, recipe={**run.recipe, "data": data}))] == wanted
 
 
-def test_an_explained_cause_is_a_note_behind_its_reason() -> None:
+def test_an_explained_cause_is_a_note_behind_its_reason():
     findings = changed(lambda m, _: m.update({"truncated": 1.0, "groups/all_wrong": 16.0}))
     assert [(f.cause, f.level) for f in findings] == [("end_token_missing", "problem"), ("too_hard", "note")]
 
 
-def test_the_command_prints_the_finding_with_its_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_the_finding_with_its_lines(tmp_path, capsys):
     path = OWN / "rate_times_ten-0.tar.xz"
     run = unpack(path, tmp_path / "run")
     assert main(["diagnose", str(run)]) == 3
@@ -237,7 +235,7 @@ def test_the_command_prints_the_finding_with_its_lines(tmp_path: Path, capsys: p
     assert json.loads(capsys.readouterr().out)[0]["cause"] == "learning_rate_high"
 
 
-def test_a_run_that_has_hardly_begun_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_has_hardly_begun_is_no_error(tmp_path, capsys):
     run = unpack(HEALTHY_RUN, tmp_path / "run")
     lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     (run / "metrics.jsonl").write_bytes(b"".join(lines[:602]) + b'{"kind": "step", "sta')
@@ -247,7 +245,7 @@ def test_a_run_that_has_hardly_begun_is_no_error(tmp_path: Path, capsys: pytest.
     assert "Nothing was found" in capsys.readouterr().out
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_run_is_refused(tmp_path):
     with pytest.raises(RunError, match=r"holds no metrics\.jsonl"):
         read(tmp_path)
     (tmp_path / "metrics.jsonl").write_text('{"kind": "mystery"}\n')
@@ -259,7 +257,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
         read(tmp_path)
 
 
-def test_a_share_of_right_responses_is_that_of_the_run_or_of_verdicts_that_are_all_or_nothing() -> None:
+def test_a_share_of_right_responses_is_that_of_the_run_or_of_verdicts_that_are_all_or_nothing():
     plain = healthy()
     assert plain.share_right() == plain.mean_at_start("reward/sampled"), "an older run: its rewards are its verdicts"
     assert plain.share_right("sums", at_end=True) == plain.mean_at_end("reward/mean/sums")
@@ -273,13 +271,13 @@ def test_a_share_of_right_responses_is_that_of_the_run_or_of_verdicts_that_are_a
     assert none_right.share_right() is None, "a verifier that never gives a full score does not say what is right"
 
 
-def scored(run: RunFacts, change: Callable[[float], float]) -> RunFacts:
+def scored(run, change):
     """The run with other scores, and rewards that are the scores."""
     rows = [replace(s.row, score=change(s.row.score), reward=change(s.row.score)) for s in run.samples]
     return replace(run, samples=tuple(replace(s, row=row) for s, row in zip(run.samples, rows, strict=True)))
 
 
-def test_an_answer_that_is_accepted_once_shows_no_wrong_reference(diagnosed: Any) -> None:
+def test_an_answer_that_is_accepted_once_shows_no_wrong_reference(diagnosed):
     """Of each answer in a group the first response is accepted, in a run where most common answers were refused."""
     run = read(diagnosed(OWN / "answers_of_the_next_row-0.tar.xz")[0])
     first = {(g[0].line, s.row.extracted): s.line for g in by_group(run.samples) for s in reversed(g)}.values()
@@ -289,7 +287,7 @@ def test_an_answer_that_is_accepted_once_shows_no_wrong_reference(diagnosed: Any
     assert place_of("wrong_references", diagnose(replace(run, samples=samples))) is None
 
 
-def test_partial_credit_is_no_fooled_verifier() -> None:
+def test_partial_credit_is_no_fooled_verifier():
     """A high mean reward and few right answers, in training as on held-out prompts, of references that are texts."""
     for right, wanted in ((0.4, False), (0.99, True)):
         run = with_steps(lambda m, _, r=right: m.update({"reward/mean/sums": 0.99, "correct/mean/sums": r}))
@@ -304,7 +302,7 @@ def test_partial_credit_is_no_fooled_verifier() -> None:
         assert (place_of("false_positives", diagnose(run)) is not None) == wanted
 
 
-def test_components_are_blamed_where_they_rank_wrong_responses_first() -> None:
+def test_components_are_blamed_where_they_rank_wrong_responses_first():
     for worth, reward, wanted in ((9.0, 5.0, False), (-9.0, 5.0, True), (-9.0, 1.0, False)):
         components = {"reward/component/0": 0.5, "reward/component/1": 0.5, "reward/sampled": reward}
         run = with_steps(lambda m, _, components=components: m.update(components))
@@ -313,7 +311,7 @@ def test_components_are_blamed_where_they_rank_wrong_responses_first() -> None:
         assert (place_of("reward_scales", diagnose(run)) is not None) == wanted
 
 
-def test_longer_responses_are_excused_by_more_right_ones_unless_length_is_paid() -> None:
+def test_longer_responses_are_excused_by_more_right_ones_unless_length_is_paid():
     """The healthy run with twice the tokens at its end, and with a reward that pays for each token."""
     run = with_steps(lambda m, number: m.update({"length/mean": 13.0 if number < 15 else 26.0}))
     assert place_of("length_drift", diagnose(run)) is None
@@ -322,9 +320,105 @@ def test_longer_responses_are_excused_by_more_right_ones_unless_length_is_paid()
     assert place_of("length_drift", diagnose(run)) == 0
 
 
-def test_equal_last_turns_of_episodes_may_have_other_outcomes() -> None:
+def test_equal_last_turns_of_episodes_may_have_other_outcomes():
     run = healthy()
     for ending, wanted in ((None, True), ("done", False)):
         rows = [replace(s.row, ending=ending, response="7", score=float(i % 2)) for i, s in enumerate(run.samples)]
         mixed = replace(run, samples=tuple(replace(s, row=row) for s, row in zip(run.samples, rows, strict=True)))
         assert (place_of("infrastructure_zeros", diagnose(mixed)) is not None) == wanted
+
+
+@pytest.mark.parametrize(
+    ("solved_after_sft", "loss", "other", "is_found"),
+    [
+        (0.1, 0.01, None, True),
+        (0.1, 0.1, None, False),
+        (0.1, 0.1, "reward_model", False),  # its loss is that of pairs, and near zero where they are easy
+        (0.1, 0.1, "preference", False),
+        (0.6, 0.01, None, False),  # the policy fell later, in another stage
+    ],
+)
+def test_demonstrations_are_learned_by_heart_where_sft_itself_ends_weak(
+    tmp_path, solved_after_sft, loss, other, is_found
+):
+    folder = unpack(HEALTHY_RUN, tmp_path)
+    rows = read_jsonl(folder / "metrics.jsonl")
+    for row in rows:
+        if row["kind"] == "evaluation":
+            row["domains"]["sums"]["pass@1"]["value"] = solved_after_sft if row["stage"] == "sft" else 0.0
+        elif row["kind"] == "step" and row["stage"] == "sft":
+            row["metrics"]["loss"] = loss
+    begin = next(i for i, row in enumerate(rows) if row["kind"] == "step" and row["stage"] == "rl")
+    if other is not None:
+        rows[begin:begin] = [{**rows[0], "stage": other, "stage_kind": other, "metrics": {"loss": 0.0}}] * 5
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert (place_of("sft_memorised", diagnose(read(folder))) is not None) == is_found
+
+
+@pytest.mark.parametrize(("trend", "after", "is_found"), [(0.01, 0.1, True), (0.01, 0.4, False), (-0.01, 0.1, False)])
+def test_a_model_that_likes_wrong_responses_is_found_in_a_later_stage_too(trend, after, is_found):
+    """Pass@1 after SFT, after a stage that is not the last, and at the end."""
+
+    def graded(metrics, number):
+        metrics.pop("correct/sampled", None)
+        metrics.pop("correct/mean/sums", None)
+        metrics["reward/sampled"] = 0.6 + trend * number
+
+    run = with_steps(graded, of=scored(healthy(), lambda score: 0.3 + 0.5 * score))
+    first, last = run.evaluations
+    fallen = []
+    for e in (first, last):
+        domains = copy.deepcopy(dict(e.row.domains))
+        domains["sums"]["pass@1"].update(value=after, low=after - 0.05, high=after + 0.05)
+        fallen.append(replace(e, row=replace(e.row, domains=domains)))
+    run = replace(run, evaluations=(replace(first, line=first.line - 1), *fallen))
+    assert ("false_positives" in {f.cause for f in diagnose(run)}) == is_found
+
+
+def run_of(name, folder):
+    return unpack(OWN / f"{name}-0.tar.xz", folder)
+
+
+@pytest.mark.run
+@pytest.mark.parametrize(
+    ("name", "title", "x_label"),
+    [
+        ("rate_times_ten", "kl/k1", "RL step"),
+        ("six_held_out_tasks", "Held-out pass@1", "evaluation"),
+        ("answers_of_the_next_row", "reward/mean/sums", "RL step"),
+    ],
+)
+def test_the_curve_is_that_of_the_number_that_shows_the_cause(name, title, x_label, tmp_path):
+    run = run_of(name, tmp_path)
+    cards = cards_of(run, pytest.fail)
+    assert cards
+    chart = cards[0].chart
+    assert (chart.title, chart.x_label) == (title, x_label)
+    assert len(chart.x) == len(chart.series[0].y) > 1
+    text = build_page(run, cards).read_text(encoding="utf-8")
+    assert all(f'data-chart="{c.chart.name}"' in text for c in cards if c.chart)
+
+
+def test_a_rule_that_fails_is_named_and_the_others_go_on(tmp_path, monkeypatch):
+    heard = []
+
+    def broken(run):
+        raise ZeroDivisionError("division by zero")
+
+    cause = CAUSES["learning_rate_high"]
+    monkeypatch.setitem(CAUSES, cause.name, replace(cause, rules=(broken,)))
+    run = run_of("rate_times_ten", tmp_path)
+    cards = cards_of(run, heard.append)
+    assert heard == [
+        "warning: the rule learning_rate_high of the diagnosis failed: ZeroDivisionError: division by zero"
+    ]
+    assert "learning_rate_high" not in {c.cause for c in cards}
+
+
+def test_files_that_cannot_be_read_leave_the_page_without_a_diagnosis(tmp_path):
+    heard = []
+    run = run_of("healthy", tmp_path)
+    (run / "recipe.yaml").write_text("a: [")
+    assert cards_of(run, heard.append) is None
+    assert len(heard) == 1
+    assert "could not be diagnosed: RunError" in heard[0]

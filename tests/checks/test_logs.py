@@ -1,7 +1,5 @@
 """Diagnoses of other trainers' logs: recorded runs of TRL, and files that loggers of verl and W&B have written."""
 
-from __future__ import annotations
-
 import json
 import lzma
 import math
@@ -12,11 +10,9 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from torch.utils.tensorboard import SummaryWriter
@@ -37,7 +33,7 @@ OUR_WORDS = re.compile(r"--set|rollouts\.jsonl|metrics\.jsonl|recipe|run\.json|d
 
 
 @pytest.fixture(scope="module")
-def formats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def formats(tmp_path_factory):
     folder = tmp_path_factory.mktemp("formats")
     with lzma.open(FORMATS) as file, tarfile.open(fileobj=BytesIO(file.read())) as tar:
         tar.extractall(folder, filter="data")
@@ -50,7 +46,7 @@ def formats(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda p: p.name.removesuffix(".tar.xz"))
-def test_the_cause_of_a_recorded_run_of_trl_is_named_first_in_its_words(path: Path, tmp_path: Path) -> None:
+def test_the_cause_of_a_recorded_run_of_trl_is_named_first_in_its_words(path, tmp_path):
     diagnosis, cause = diagnosed(of_trl(path.name.removesuffix(".tar.xz"), tmp_path)), cause_of(path)
     if cause == "none":
         assert [f.cause for f in diagnosis.findings if f.level != "note"] == []
@@ -77,9 +73,7 @@ def test_the_cause_of_a_recorded_run_of_trl_is_named_first_in_its_words(path: Pa
         ("wandb_exports/lines.jsonl", "TRL", "length_cap", "double max_completion_length", "lines.jsonl:1"),
     ],
 )
-def test_the_logs_of_each_tool_are_read(
-    run: str, tool: str, cause: str | None, remedy: str, file: str, formats: Path
-) -> None:
+def test_the_logs_of_each_tool_are_read(run, tool, cause, remedy, file, formats):
     diagnosis = diagnosed([formats / run])
     assert diagnosis.title.endswith(f"a run of {tool}")
     if cause is None:
@@ -93,7 +87,7 @@ def test_the_logs_of_each_tool_are_read(
     assert not OUR_WORDS.search(first.remedy)
 
 
-def test_a_console_is_read_with_numbers_that_are_none(tmp_path: Path) -> None:
+def test_a_console_is_read_with_numbers_that_are_none(tmp_path):
     (tmp_path / "trl.log").write_text(
         "".join(
             f"{{'loss': {v}, 'reward': 0.5, 'frac_reward_zero_std': 0.1, 'grad_norm': np.float64(0.25)}}\n"
@@ -108,13 +102,13 @@ def test_a_console_is_read_with_numbers_that_are_none(tmp_path: Path) -> None:
     assert (diagnosis.findings[0].cause, diagnosis.findings[0].level) == ("not_finite", "problem")
 
 
-def test_a_held_out_or_best_loss_that_is_no_number_is_none_of_an_update() -> None:
+def test_a_held_out_or_best_loss_that_is_no_number_is_none_of_an_update():
     for name in ("eval_loss", "eval/loss", "val_loss", "best_loss", "validation/loss"):
         assert numbers({name: math.nan, "train/grad_norm": 0.5}) == {"train/grad_norm": 0.5}
     assert numbers({"train/policy_loss": math.inf}) == {NOT_FINITE: 1.0}
 
 
-def write_state(folder: Path, age_s: float, **values: float) -> None:
+def write_state(folder, age_s, **values):
     """A state of TRL of as many steps as the folder's name says, written so many seconds ago."""
     folder.mkdir(parents=True)
     count = int(folder.name.rpartition("-")[2])
@@ -124,7 +118,7 @@ def write_state(folder: Path, age_s: float, **values: float) -> None:
     os.utime(folder / "trainer_state.json", times=(time.time() - age_s,) * 2)
 
 
-def test_gradients_that_are_no_numbers_come_first(tmp_path: Path) -> None:
+def test_gradients_that_are_no_numbers_come_first(tmp_path):
     write_state(tmp_path / "checkpoint-60", 0, loss=0.0, grad_norm=math.nan, kl=math.nan, entropy=math.nan)
     assert [f.cause for f in diagnosed([tmp_path]).findings if f.level == "problem"] == ["not_finite"]
 
@@ -134,9 +128,7 @@ def test_gradients_that_are_no_numbers_come_first(tmp_path: Path) -> None:
     [(0.5, False, 60), (0.0, False, 500), (0.0, True, 500)],
     ids=["another run", "one run", "one run, resumed"],
 )
-def test_the_newest_run_is_judged_and_its_file_is_named(
-    reward: float, of_folder: bool, judged: int, tmp_path: Path
-) -> None:
+def test_the_newest_run_is_judged_and_its_file_is_named(reward, of_folder, judged, tmp_path):
     """Of one run, the checkpoint with the most steps, in whatever order its folders were copied."""
     write_state(tmp_path / "checkpoint-500", 3 * 86400, reward=reward)
     write_state(tmp_path / "checkpoint-60", 0)
@@ -148,7 +140,7 @@ def test_the_newest_run_is_judged_and_its_file_is_named(
     assert diagnosis.notes[-1] == f"judged: {tmp_path}/checkpoint-{judged}/trainer_state.json"
 
 
-def test_a_chart_of_two_runs_is_asked_about(tmp_path: Path) -> None:
+def test_a_chart_of_two_runs_is_asked_about(tmp_path):
     (tmp_path / "chart.csv").write_text(
         '"Step","A - train/reward","A - train/reward__MIN","B - train/reward"\n1,0,0,1\n'
     )
@@ -156,18 +148,18 @@ def test_a_chart_of_two_runs_is_asked_about(tmp_path: Path) -> None:
         diagnosed([tmp_path / "chart.csv"])
 
 
-def test_a_tracker_has_the_evaluations_of_trl_too(formats: Path) -> None:
+def test_a_tracker_has_the_evaluations_of_trl_too(formats):
     (evaluation,) = diagnosed([formats / "wandb_exports" / "list.json"]).facts.evaluations
     assert (evaluation.row.step, evaluation.measure("all", "reward")["value"]) == (20, 0.21)
 
 
-def test_every_remedy_of_a_tool_is_of_a_cause() -> None:
+def test_every_remedy_of_a_tool_is_of_a_cause():
     assert all(cause.elsewhere for cause in CAUSES.values())
     assert all(set(tool.remedies) <= set(CAUSES) for tool in TOOLS.values())
 
 
 @pytest.mark.parametrize("needs", sorted({c.needs for c in CAUSES.values() if c.needs and c.needs != ("evaluations",)}))
-def test_a_rule_without_its_numbers_says_so_and_is_silent(needs: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_rule_without_its_numbers_says_so_and_is_silent(needs, tmp_path):
     silent = {cause.name for cause in CAUSES.values() if cause.needs == needs}
     path = next((p for p in PATHS if cause_of(p) in silent), PATHS[0])
     folder, script = of_trl(path.name.removesuffix(".tar.xz"), tmp_path)
@@ -199,9 +191,7 @@ def test_a_rule_without_its_numbers_says_so_and_is_silent(needs: tuple[str, ...]
     ],
     ids=["small", "small, with images", "large", "unknown"],
 )
-def test_numbers_that_wander_are_weighed_by_the_rate_for_the_models_size(
-    change: Callable[[dict[str, Any]], dict[str, Any]], wanted: bool, tmp_path: Path
-) -> None:
+def test_numbers_that_wander_are_weighed_by_the_rate_for_the_models_size(change, wanted, tmp_path):
     """The rate of large models, in a small one whose entropy and reward wandered by three standard errors."""
     folder, _ = of_trl("default_rate-4", tmp_path)
     config = next(folder.glob("checkpoint-*/config.json"))
@@ -209,7 +199,7 @@ def test_numbers_that_wander_are_weighed_by_the_rate_for_the_models_size(
     assert ("learning_rate_low" in {f.cause for f in diagnosed([folder]).findings}) == wanted
 
 
-def test_the_diagnosis_loads_little() -> None:
+def test_the_diagnosis_loads_little():
     heavy = ("torch", "transformers", "prefect", "numpy", "pyarrow", "sympy")
     program = (
         f"import sys, verizero.pipeline.checks.diagnosis;print('loaded', *[m for m in {heavy} if m in sys.modules])"
@@ -219,8 +209,8 @@ def test_the_diagnosis_loads_little() -> None:
 
 
 def test_without_its_package_tensorboard_is_refused_or_left_out_of_a_folder_with_other_logs(
-    formats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    formats, tmp_path, monkeypatch
+):
     folder, _ = of_trl("default_rate-0", tmp_path)
     shutil.copytree(formats / "tensorboard", folder / "runs")
     assert not [n for n in diagnosed([folder]).notes if "not read: " in n or "no option of the run is known" in n]
@@ -232,7 +222,7 @@ def test_without_its_package_tensorboard_is_refused_or_left_out_of_a_folder_with
     assert unknown.startswith("no option of the run is known: give its script")
 
 
-def test_what_is_no_log_is_refused_with_what_was_looked_for(tmp_path: Path) -> None:
+def test_what_is_no_log_is_refused_with_what_was_looked_for(tmp_path):
     (tmp_path / "notes.md").write_text("nothing")
     with pytest.raises(RunError, match=r"no logs were found.*trainer_state\.json"):
         diagnosed([tmp_path])
@@ -243,7 +233,7 @@ def test_what_is_no_log_is_refused_with_what_was_looked_for(tmp_path: Path) -> N
         diagnosed([tmp_path / "history.csv"])
 
 
-def test_one_page_has_the_findings_in_the_tools_words(tmp_path: Path) -> None:
+def test_one_page_has_the_findings_in_the_tools_words(tmp_path):
     page = tmp_path / "page.html"
     assert main(["diagnose", *map(str, of_trl("default_rate-0", tmp_path)), "--html", str(page)]) == 3
     text = page.read_text()
@@ -254,9 +244,7 @@ def test_one_page_has_the_findings_in_the_tools_words(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["callback", "tracker"])
-def test_the_ten_lines_of_the_page_find_a_problem_while_a_run_goes(
-    name: str, tmp_path: Path, formats: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_ten_lines_of_the_page_find_a_problem_while_a_run_goes(name, tmp_path, formats, capsys):
     doctor = imported(
         block((ROOT / "docs" / "diagnose.md").read_text(), "python", name), f"doctor_{name}", tmp_path
     ).Doctor()

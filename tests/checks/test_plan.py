@@ -1,12 +1,8 @@
 """A plan's memory is what a backward takes, within 15 %; its settings make recipes fit; sizes are those of models."""
 
-from __future__ import annotations
-
 import gc
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,7 +16,6 @@ from verizero.pipeline.checks.plan.memory import generating, memory, peaks
 from verizero.pipeline.checks.plan.seconds import Lengths, Work, seconds
 from verizero.pipeline.checks.plan.shape import shape_of
 from verizero.pipeline.config.load import parse
-from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.sections import OptimizerConfig
 from verizero.pipeline.config.yaml_reader import merge
 from verizero.pipeline.errors import ConfigError
@@ -33,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @contextmanager
-def watched(model: Any) -> Iterator[Memory]:
+def watched(model):
     alive = Memory()
     with alive:
         for p in model.parameters():
@@ -41,7 +36,7 @@ def watched(model: Any) -> Iterator[Memory]:
         yield alive
 
 
-SIZES: dict[str, dict[str, int]] = {
+SIZES = {
     "wide": {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 4,
                  "num_key_value_heads": 1, "vocab_size": 512},
     "deep": {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 8, "num_attention_heads": 4,
@@ -51,12 +46,12 @@ SIZES: dict[str, dict[str, int]] = {
 }  # fmt: skip
 
 
-def recipe(settings: dict[str, Any], changes: dict[str, Any] | None = None) -> RunConfig:
+def recipe(settings, changes=None):
     model = {"create": {"model_type": "qwen2", "config": settings, "characters": "ab"}}
     return parse(merge({**TREE, "model": model}, changes or {}))
 
 
-OPTIONS: dict[str, dict[str, Any]] = {
+OPTIONS = {
     "chunks": {"logits_chunk_tokens": 128},
     "chunks, checkpointing": {"logits_chunk_tokens": 128, "gradient_checkpointing": True},
     "adapters": {"lora": {"rank": 8}},
@@ -83,7 +78,7 @@ WITH_OPTIONS = [
 
 @pytest.mark.run
 @pytest.mark.parametrize(("size", "dtype", "train", "length"), [*PLAIN, *WITH_OPTIONS])
-def test_memory_is_what_a_backward_takes(size: str, dtype: str, train: dict[str, Any], length: int) -> None:
+def test_memory_is_what_a_backward_takes(size, dtype, train, length):
     settings = {**SIZES[size], "max_position_embeddings": 256, "tie_word_embeddings": True}
     others = {"kind": "adamw", "quantize": None}  # options that are not of `train`
     kind, quantize = {"kind": train.get("kind", "adamw")}, train.get("quantize")
@@ -97,7 +92,7 @@ def test_memory_is_what_a_backward_takes(size: str, dtype: str, train: dict[str,
         },
     )
     torch.manual_seed(0)
-    model: Any = transformers.AutoModelForCausalLM.from_config(
+    model = transformers.AutoModelForCausalLM.from_config(
         transformers.AutoConfig.for_model("qwen2", **settings), dtype=getattr(torch, dtype)
     )
     model.register_forward_hook(lambda *_: None)  # so that transformers' own blocks are computed, as on a GPU
@@ -109,15 +104,14 @@ def test_memory_is_what_a_backward_takes(size: str, dtype: str, train: dict[str,
 
 
 @pytest.mark.run
-def test_memory_of_a_critic_is_what_it_keeps() -> None:
+def test_memory_of_a_critic_is_what_it_keeps():
     settings = {**SIZES["vocabulary"], "max_position_embeddings": 256, "tie_word_embeddings": False}
     config = recipe(settings, {"rl": {"algorithm": {"name": "ppo", "num_minibatches": 1}}})
     shape = shape_of(config)
-    model: Any = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model("qwen2", **settings))
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model("qwen2", **settings))
     backend = Backend(model)
     backend.start_critic(False, OptimizerConfig(learning_rate=1e-4), 3)
     critic = backend.critic
-    assert critic is not None
     with watched(critic.trained.model) as alive:
         ids, where = torch.randint(50, (2, 4)), torch.tensor([[False, True, True, True]] * 2)
         critic.backward(critic.values(ids, where).sum())
@@ -129,7 +123,7 @@ def test_memory_of_a_critic_is_what_it_keeps() -> None:
     assert "critic" not in memory(shared, shape, 1)
 
 
-def measured(model: Any, recipe: RunConfig, rows: int, length: int) -> int:
+def measured(model, recipe, rows, length):
     """The peak of a step's second micro-batch, all its tokens trained on, after AdamW has made its moments."""
     with watched(model) as alive:
         how, on = recipe.train.lora, None if recipe.model.quantize is None else "cpu"
@@ -137,13 +131,12 @@ def measured(model: Any, recipe: RunConfig, rows: int, length: int) -> int:
         backend = Backend(model, config=recipe.train, adapted=adapted)
         for p in model.parameters():
             alive.hold(p)
-        assert recipe.rl is not None
         backend.start(recipe.rl.optimizer.model_copy(update={"learning_rate": 1e-4}), 3)
         ids = torch.randint(model.config.vocab_size, (rows, length + 1))
         where = torch.ones(ids.shape, dtype=torch.bool)
         where[:, 0] = False
 
-        def backward(rows: int) -> None:
+        def backward(rows):
             logprobs, _ = backend.logprobs(ids[:rows], where[:rows], 1.0, entropy=True)
             backend.backward(logprobs.sum())
 
@@ -155,12 +148,12 @@ def measured(model: Any, recipe: RunConfig, rows: int, length: int) -> int:
         return alive.peak
 
 
-def recipe_of(name: str, **changes: Any) -> RunConfig:
+def recipe_of(name, **changes):
     tree = {**TREE, "model": {"path": name, "dtype": "bfloat16"}, "stages": ["rl"]}
     return parse(merge(merge(tree, {"rollout": {"max_response_tokens": 8192, "engine": "torch"}}), changes))
 
 
-def test_what_does_not_fit_says_what_would() -> None:
+def test_what_does_not_fit_says_what_would():
     config = recipe_of("Qwen/Qwen2.5-7B", rl={"prompts_per_step": 512, "group_size": 16})
     found = plan(config, 8, "h100")
     assert not found.fits
@@ -181,7 +174,7 @@ def test_what_does_not_fit_says_what_would() -> None:
     assert plan(config, 1, "rtx4090").settings is None, "7 billion parameters and a reference fit no 24 GiB"
 
 
-def test_a_base_in_four_bits_fits_where_the_whole_one_does_not() -> None:
+def test_a_base_in_four_bits_fits_where_the_whole_one_does_not():
     lora = {"lora": {"rank": 16}, "gradient_checkpointing": True, "micro_batch_tokens": 2048}
     lean = {
         "rl": {"reference": {"schedule": "none"}, "algorithm": {"name": "dapo"}},
@@ -199,13 +192,13 @@ def test_a_base_in_four_bits_fits_where_the_whole_one_does_not() -> None:
     assert 0 < found.peaks["update"]["weights"] - wanted < 2**28, "with adapters"
 
 
-def seconds_of(config: RunConfig, gpus: int = 8, mean_prompt: float | None = None) -> dict[str, float]:
+def seconds_of(config, gpus=8, mean_prompt=None):
     """The seconds of the recipe as it is, whether it fits or not."""
     return seconds(Work(config, shape_of(config), gpus, DEVICES["h100"], Lengths.of(config, 0.5, mean_prompt)))
 
 
-def test_vllm_is_awake_while_it_generates_and_the_rest_of_the_gpu_must_hold_what_stays() -> None:
-    def fits(share: float, **train: Any) -> bool:
+def test_vllm_is_awake_while_it_generates_and_the_rest_of_the_gpu_must_hold_what_stays():
+    def fits(share, **train):
         vllm = {"engine": "vllm", "vllm": {"gpu_memory_share": share}}
         config = recipe_of("Qwen/Qwen2.5-7B", rollout=vllm, train={"backend": "deepspeed", **train})
         both = peaks(config, shape_of(config), 8, DEVICES["h100"])
@@ -223,14 +216,14 @@ def test_vllm_is_awake_while_it_generates_and_the_rest_of_the_gpu_must_hold_what
 
 
 @pytest.mark.parametrize("size", ["wide", "deep"])
-def test_memory_of_generating_is_what_the_decoder_takes(size: str) -> None:
+def test_memory_of_generating_is_what_the_decoder_takes(size):
     """Weights, cache and the most that prompts take at once; drawing comes after these."""
     settings = {**SIZES[size], "max_position_embeddings": 256, "tie_word_embeddings": True}
-    changes: dict[str, Any] = {"rl": {"prompts_per_step": 16, "group_size": 4}, "data": {"max_prompt_tokens": 48}}
+    changes = {"rl": {"prompts_per_step": 16, "group_size": 4}, "data": {"max_prompt_tokens": 48}}
     config = recipe(settings, {"rollout": {"max_response_tokens": 32}, **changes})
     parts = generating(config, shape_of(config), 1, DEVICES["h100"])
     assert parts.pop("sampler") > 0
-    model: Any = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model("qwen2", **settings))
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model("qwen2", **settings))
     decoder = Decoder(model, habits_of(torch.device("cuda")))
     prompts = torch.randint(settings["vocab_size"], (16, 48)).tolist()
     with Memory() as alive:
@@ -243,11 +236,11 @@ def test_memory_of_generating_is_what_the_decoder_takes(size: str) -> None:
     assert sum(parts.values()) == pytest.approx(alive.peak, rel=0.15)
 
 
-def parsed(word: str) -> Any:
+def parsed(word):
     return True if word == "true" else int(word) if word.isdigit() else word
 
 
-def test_zero_shares_out_what_it_says() -> None:
+def test_zero_shares_out_what_it_says():
     config = recipe_of("Qwen/Qwen2.5-7B", train={"backend": "deepspeed", "zero": 1})
     shape = shape_of(config)
     by_stage = []
@@ -261,7 +254,7 @@ def test_zero_shares_out_what_it_says() -> None:
     assert by_stage[2]["weights"] == shape.parameters * 2 / 8
 
 
-def test_adapters_take_what_they_learn_with_and_no_reference_while_it_is_frozen() -> None:
+def test_adapters_take_what_they_learn_with_and_no_reference_while_it_is_frozen():
     rl = {"reference": {"schedule": "frozen"}}
     full = recipe_of("Qwen/Qwen3-0.6B", rl=rl, train={"backend": "deepspeed", "zero": 1})
     some = recipe_of("Qwen/Qwen3-0.6B", rl=rl, train={"backend": "deepspeed", "zero": 1, "lora": {"rank": 16}})
@@ -282,12 +275,12 @@ def test_adapters_take_what_they_learn_with_and_no_reference_while_it_is_frozen(
         ("somebody/else", 8, "h100", "somebody/else"),
     ],
 )
-def test_what_cannot_be_planned_is_said(name: str, gpus: int, gpu: str, named: str) -> None:
+def test_what_cannot_be_planned_is_said(name, gpus, gpu, named):
     with pytest.raises(ConfigError, match=named):
         plan(recipe_of(name), gpus, gpu)
 
 
-def test_every_stage_of_rl_has_a_plan_and_a_recipe_without_one_its_memory() -> None:
+def test_every_stage_of_rl_has_a_plan_and_a_recipe_without_one_its_memory():
     two = parse(
         {
             **recipe_of("Qwen/Qwen2.5-7B").model_dump(mode="json"),

@@ -1,21 +1,17 @@
 """A campaign: firings that continue each other, new data, limits, the lock, and a firing that was killed."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.stages.kill_driver import fingerprint
 from tests.stages.tiny import tiny
-from verizero.pipeline.commands.campaign import Outcome, fire, read_record, why_over
+from verizero.pipeline.commands.campaign import fire, read_record, why_over
 from verizero.pipeline.config.campaign import CampaignConfig, campaign_config
 from verizero.pipeline.config.load import dump
-from verizero.pipeline.config.recipes import Request, read_request, run_folder
+from verizero.pipeline.config.recipes import read_request, run_folder
 from verizero.pipeline.errors import ConfigError, DataError
 from verizero.pipeline.host.disk import locked
 from verizero.pipeline.report.progress import Progress
@@ -33,12 +29,12 @@ SMALL = {
 
 
 @pytest.fixture
-def request_(tmp_path: Path) -> Request:
+def request_(tmp_path):
     (tmp_path / "small.yaml").write_text(dump(tiny(SMALL)))
     return read_request(tmp_path / "small.yaml")
 
 
-def trained(request: Request) -> object:
+def trained(request):
     return train(request.config, request.base_dir, run_folder(request.config), "auto", Progress())
 
 
@@ -46,13 +42,13 @@ class KilledError(Exception):
     """Stands for the end of the process."""
 
 
-def killed_after_a_step(request: Request) -> object:
+def killed_after_a_step(request):
     """Trains until the first RL step is in a checkpoint, then ends as if it were killed."""
 
     with open_run(request.config, request.base_dir, run_folder(request.config), "auto", Progress()) as session:
 
-        def wrap(phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*arguments: Any) -> Any:
+        def wrap(phase, function):
+            def call(*arguments):
                 if phase == "generate" and session.state.rl_step == 1:
                     raise KilledError
                 return function(*arguments)
@@ -64,17 +60,17 @@ def killed_after_a_step(request: Request) -> object:
     raise AssertionError("it was over before it was killed")
 
 
-def fired(folder: Path, request: Request, run: Any = trained, **fields: Any) -> Outcome:
+def fired(folder, request, run=trained, **fields):
     return fire(campaign_config(name="math", **fields), request, run, say=lambda text: None, base=folder)
 
 
-def row(number: int) -> str:
+def row(number):
     return json.dumps(
         {"id": f"new/{number}", "question": f"{number}+1=", "answer": str(number + 1), "verifier": "math"}
     )
 
 
-def test_a_firing_goes_on_from_the_model_of_the_one_before(tmp_path: Path, request_: Request) -> None:
+def test_a_firing_goes_on_from_the_model_of_the_one_before(tmp_path, request_):
     first, second = fired(tmp_path, request_), fired(tmp_path, request_)
     assert (first.did, second.did) == ("trained", "trained")
     record = read_record(tmp_path / "campaigns" / "math")
@@ -92,12 +88,12 @@ def test_a_firing_goes_on_from_the_model_of_the_one_before(tmp_path: Path, reque
     assert [r["stage"] for r in _rows(two) if r["kind"] == "step"] == ["rl", "rl"]
 
 
-def test_new_data_joins_the_next_firing_and_a_bad_file_stops_it(tmp_path: Path, request_: Request) -> None:
+def test_new_data_joins_the_next_firing_and_a_bad_file_stops_it(tmp_path, request_):
     folder = tmp_path / "campaigns" / "math"
     fired(tmp_path, request_)
     (folder / "data" / "extra.jsonl").write_text("".join(row(n) + "\n" for n in range(20, 25)))
     (folder / "data" / "notes.txt").write_text("no rows")
-    said: list[str] = []
+    said = []
     fire(campaign_config(name="math"), request_, trained, say=said.append, base=tmp_path)
     assert "new data: 5 rows of extra.jsonl join firing 2" in said
     own = read_record(folder)["firings"][1]
@@ -116,7 +112,7 @@ def test_new_data_joins_the_next_firing_and_a_bad_file_stops_it(tmp_path: Path, 
     assert read_record(folder)["firings"][2]["new_data"] == {}
 
 
-def test_a_killed_firing_is_continued_and_ends_as_if_never_killed(tmp_path: Path, request_: Request) -> None:
+def test_a_killed_firing_is_continued_and_ends_as_if_never_killed(tmp_path, request_):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     fired(whole, request_)
     with pytest.raises(KilledError):
@@ -131,8 +127,8 @@ def test_a_killed_firing_is_continued_and_ends_as_if_never_killed(tmp_path: Path
     assert fingerprint(runs[0]) == fingerprint(runs[1])
 
 
-def test_one_that_died_before_it_trained_is_planned_anew(tmp_path: Path, request_: Request) -> None:
-    def dies(request: Request) -> None:
+def test_one_that_died_before_it_trained_is_planned_anew(tmp_path, request_):
+    def dies(request):
         raise OSError("no disk")
 
     with pytest.raises(OSError, match="no disk"):
@@ -143,7 +139,7 @@ def test_one_that_died_before_it_trained_is_planned_anew(tmp_path: Path, request
     assert fired(tmp_path, request_).record["firings"][0]["new_data"] == {"late.jsonl": 1}
 
 
-def test_two_firings_never_train_at_once(tmp_path: Path, request_: Request) -> None:
+def test_two_firings_never_train_at_once(tmp_path, request_):
     with locked(tmp_path / "campaigns" / "math"):
         second = fired(tmp_path, request_, None)
     assert second.did == "skipped"
@@ -151,7 +147,7 @@ def test_two_firings_never_train_at_once(tmp_path: Path, request_: Request) -> N
     assert second.run is None
 
 
-def test_one_firing_replaces_all_that_were_missed(tmp_path: Path, request_: Request) -> None:
+def test_one_firing_replaces_all_that_were_missed(tmp_path, request_):
     long_ago = datetime.now(UTC) - timedelta(hours=5)
     replacing = fire(campaign_config(name="math"), request_, trained, long_ago, lambda t: None, tmp_path)
     missed = fire(
@@ -163,7 +159,7 @@ def test_one_firing_replaces_all_that_were_missed(tmp_path: Path, request_: Requ
     assert fire(campaign_config(name="math"), request_, trained, now, lambda t: None, tmp_path).did == "trained"
 
 
-def test_the_budget_of_rounds_cuts_the_last_firing_and_ends_the_campaign(tmp_path: Path, request_: Request) -> None:
+def test_the_budget_of_rounds_cuts_the_last_firing_and_ends_the_campaign(tmp_path, request_):
     first = fired(tmp_path, request_, rounds=2, max_rounds=3)
     last = fired(tmp_path, request_, rounds=2, max_rounds=3)
     assert [f["rounds"] for f in last.record["firings"]] == [2, 1]
@@ -172,7 +168,7 @@ def test_the_budget_of_rounds_cuts_the_last_firing_and_ends_the_campaign(tmp_pat
     assert fired(tmp_path, request_, None, rounds=2, max_rounds=3).did == "over"
 
 
-def done(**changes: Any) -> dict[str, Any]:
+def done(**changes):
     return {"state": "done", "rounds": 1, "tokens": 1000, "seconds": 1800.0, "pass@1": 0.5, **changes}
 
 
@@ -194,7 +190,7 @@ def done(**changes: Any) -> dict[str, Any]:
         ({"patience": 1}, [None, None], None),
     ],
 )
-def test_limits(request_: Request, limits: dict[str, Any], rates: list[float | None], reason: str | None) -> None:
+def test_limits(request_, limits, rates, reason):
     config = CampaignConfig(name="x", **limits)
     record = {"firings": [done(**{"pass@1": rate}) for rate in rates]}
     found = why_over(config, record, request_)
@@ -202,7 +198,7 @@ def test_limits(request_: Request, limits: dict[str, Any], rates: list[float | N
     assert reason is None or reason in str(found)
 
 
-def test_wrong_fields_are_named(tmp_path: Path, request_: Request) -> None:
+def test_wrong_fields_are_named(tmp_path, request_):
     with pytest.raises(ConfigError, match=r"target: .* got 1\.5"):
         campaign_config(name="x", target=1.5)
     with pytest.raises(ConfigError, match=r"campaign: .* got '\.\./y'"):
@@ -213,5 +209,5 @@ def test_wrong_fields_are_named(tmp_path: Path, request_: Request) -> None:
         fired(tmp_path, request_.with_overrides("data.evaluation=[]"), target=0.9)
 
 
-def _rows(firing: dict[str, Any]) -> list[dict[str, Any]]:
+def _rows(firing):
     return [json.loads(line) for line in (Path(firing["run"]) / "metrics.jsonl").read_text().splitlines()]

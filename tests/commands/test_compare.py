@@ -1,14 +1,9 @@
 """Recipes side by side: from one start, with one budget, compared to the runs' own files."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
 import re
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -22,14 +17,14 @@ from verizero.pipeline.report.compare_page import RunOutcome, interpolated, summ
 from verizero.pipeline.report.run_files import read_run
 
 
-def recipe(folder: Path, name: str, **changes: Any) -> Path:
+def recipe(folder, name, **changes):
     path = folder / f"{name}.yaml"
     tree = {**TREE, "name": name, "rl": {**TREE["rl"], "select": {"keep": "all"}, **changes}}
     path.write_text(yaml.safe_dump(tree))
     return path
 
 
-def printed_by(words: Sequence[str]) -> str:
+def printed_by(words):
     """Return what the command prints."""
     with contextlib.redirect_stdout(io.StringIO()) as out:
         assert main(words) == 0
@@ -37,7 +32,7 @@ def printed_by(words: Sequence[str]) -> str:
 
 
 @pytest.mark.run
-def test_two_recipes_from_one_start_under_one_budget(tmp_path: Path) -> None:
+def test_two_recipes_from_one_start_under_one_budget(tmp_path):
     recipes = [recipe(tmp_path, "a", algorithm={"name": "dr_grpo"}), recipe(tmp_path, "b", algorithm={"name": "remax"})]
     folder = tmp_path / "out"
     words = ["--folder", str(folder), "--set", "sft.steps=60", "--seeds", "2", "--tokens", "1500"]
@@ -61,7 +56,7 @@ def test_two_recipes_from_one_start_under_one_budget(tmp_path: Path) -> None:
     page = (folder / "compare.html").read_text()
     assert page.count("<svg") == 3
     assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org", "")
-    again: list[str] = []
+    again = []
     rows = compare(recipes, folder, overrides=["sft.steps=60"], seeds=2, max_tokens=1500, say=again.append)
     assert again == [], "no run is repeated"
     assert (folder / "compare.html").read_text() == page
@@ -75,7 +70,7 @@ def test_two_recipes_from_one_start_under_one_budget(tmp_path: Path) -> None:
         compare(recipes, folder, overrides=["sft.steps=60"], seeds=2, max_tokens=9, say=again.append)
 
 
-def test_recipes_of_different_jobs_are_refused() -> None:
+def test_recipes_of_different_jobs_are_refused():
     check_comparable([tiny(), tiny(overrides=["name=b", "rl.algorithm={name: rloo}"])])
     with pytest.raises(ConfigError, match="tiny, tiny"):
         check_comparable([tiny(), tiny()])
@@ -91,19 +86,19 @@ def test_recipes_of_different_jobs_are_refused() -> None:
         check_comparable([tiny(), tiny(overrides=["name=b", "scoring.no_answer=-1"])])
 
 
-def test_between_evaluations_the_curve_is_straight() -> None:
+def test_between_evaluations_the_curve_is_straight():
     assert interpolated((0, 10), (0.0, 1.0), 2.5) == 0.25
     assert interpolated((0, 10, 20), (0.0, 1.0, 0.0), 15) == 0.5
     assert interpolated((0, 10), (0.0, 1.0), 10) == 1.0
     assert interpolated((0, 10), (0.0, 1.0), 11) is None
 
 
-def of(before: Mapping[str, float], after: Mapping[str, float]) -> RunOutcome:
+def of(before, after):
     at = {"steps": (0.0, 2.0), "tokens": (0.0, 300.0), "seconds": (0.0, 1.5)}
     return RunOutcome(at, (0.0, 0.0), before, after)
 
 
-def test_differences_pair_prompts_within_each_seed() -> None:
+def test_differences_pair_prompts_within_each_seed():
     first = [of({"p": 0.0, "q": 1.0}, {"p": 0.0, "q": 1.0}), of({"p": 1.0, "q": 0.0}, {"p": 1.0, "q": 0.0})]
     better = [of(r.before, {p: v * 0.5 + 0.25 for p, v in r.after.items()}) for r in first]
     row = summarize_runs(better, first)
@@ -118,7 +113,7 @@ def test_differences_pair_prompts_within_each_seed() -> None:
     assert line.startswith("| x | 0.500 | 0.601 | +0.101 [+0.094, +0.107] |")
 
 
-def test_seeds_that_differ_are_seen_and_one_seed_speaks_of_prompts_alone() -> None:
+def test_seeds_that_differ_are_seen_and_one_seed_speaks_of_prompts_alone():
     prompts = {str(i): 0.5 for i in range(320)}
     first = [of(prompts, prompts), of(prompts, prompts)]
     moved = [of(prompts, {p: v + by for p, v in prompts.items()}) for by in (0.1, -0.1)]

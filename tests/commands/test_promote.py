@@ -1,13 +1,8 @@
 """Challenger against champion, and the registry: versions whole or not there, with what they were made from."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,7 +16,7 @@ from verizero.pipeline.report.estimates import PromptSamples, summarize_domain
 ROW = {"question": "1+1=", "answer": "2", "domain": "arithmetic", "verifier": "math"}
 
 
-def finished(folder: Path, name: str, rates: Sequence[float], rows: str = "e") -> Path:
+def finished(folder, name, rates, rows="e"):
     """The folder of a run whose last evaluation has these pass rates, of eight samples a prompt."""
     run = folder / name
     (run / "model").mkdir(parents=True)
@@ -36,7 +31,7 @@ def finished(folder: Path, name: str, rates: Sequence[float], rows: str = "e") -
     return run
 
 
-def evaluation(rates: Sequence[float]) -> dict[str, Any]:
+def evaluation(rates):
     samples = [
         PromptSamples(f"p{i}", tuple(j < round(8 * r) for j in range(8)), ("1",) * 8, (3,) * 8, (False,) * 8)
         for i, r in enumerate(rates)
@@ -52,7 +47,7 @@ NEAR = [0.375, 0.375, 0.75, 0.5] * 5
 
 
 @pytest.fixture
-def registry(tmp_path: Path) -> Path:
+def registry(tmp_path):
     """A registry whose champion is half right."""
     first = compare_with_champion(finished(tmp_path, "old", HALF), tmp_path / "registry")
     assert first.verdict == "first"
@@ -61,31 +56,30 @@ def registry(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("rates", "verdict"), [(BETTER, "better"), ([0.0] * 20, "worse"), (NEAR, "between")])
-def test_the_paired_interval_decides(tmp_path: Path, registry: Path, rates: list[float], verdict: str) -> None:
+def test_the_paired_interval_decides(tmp_path, registry, rates, verdict):
     found = compare_with_champion(finished(tmp_path, "new", rates), registry, no_evaluation)
     assert found.verdict == verdict
-    assert found.difference is not None
     assert found.difference.value == pytest.approx(sum(rates) / 20 - 0.5)
     assert f"{found.difference.value:+.3f}" in found.in_words
     assert found.num_prompts == 20
 
 
-def cell(measure: Mapping[str, float]) -> str:
+def cell(measure):
     """A measure as a table shows it."""
     return f"{measure['value']:.3f} ({measure['low']:.3f} to {measure['high']:.3f})"
 
 
-def first_cell(card: str, domain: str) -> str:
+def first_cell(card, domain):
     """The first measure of a domain in the card's last table."""
     rows = [line.strip("| ").split(" | ") for line in card.splitlines() if line.startswith(f"| {domain} |")]
     return rows[-1][1]
 
 
-def no_evaluation(model: Path, run: Path) -> Mapping[str, Any]:
+def no_evaluation(model, run):
     raise AssertionError("both were evaluated on the same rows already")
 
 
-def test_a_version_holds_the_model_and_what_it_was_made_from(tmp_path: Path, registry: Path) -> None:
+def test_a_version_holds_the_model_and_what_it_was_made_from(tmp_path, registry):
     run = finished(tmp_path, "new", BETTER)
     folder = promotion.promote(compare_with_champion(run, registry), registry, "interval")
     assert champion_of(registry) == folder == (registry / "versions" / "0002").resolve()
@@ -103,7 +97,7 @@ def test_a_version_holds_the_model_and_what_it_was_made_from(tmp_path: Path, reg
     assert (folder / "recipe.yaml").read_text() == (run / "recipe.yaml").read_text()
 
 
-def test_what_is_kept_back_leaves_the_champion_and_a_line(tmp_path: Path, registry: Path) -> None:
+def test_what_is_kept_back_leaves_the_champion_and_a_line(tmp_path, registry):
     before = champion_of(registry)
     keep_back(compare_with_champion(finished(tmp_path, "new", NEAR), registry), registry, "a person")
     assert champion_of(registry) == before
@@ -119,13 +113,11 @@ def test_what_is_kept_back_leaves_the_champion_and_a_line(tmp_path: Path, regist
     [(KeyboardInterrupt(), KeyboardInterrupt), (OSError(errno.ENOSPC, "full"), RunError), (ValueError(), ValueError)],
     ids=["interrupted", "disk full", "bug"],
 )
-def test_a_promotion_that_fails_leaves_the_champion_and_all_versions(
-    end: BaseException, seen: type[BaseException], tmp_path: Path, registry: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_promotion_that_fails_leaves_the_champion_and_all_versions(end, seen, tmp_path, registry, monkeypatch):
     found = compare_with_champion(finished(tmp_path, "new", BETTER), registry)
     before = champion_of(registry)
 
-    def dies(*arguments: object) -> str:
+    def dies(*arguments):
         raise end
 
     with monkeypatch.context() as patched:
@@ -139,10 +131,10 @@ def test_a_promotion_that_fails_leaves_the_champion_and_all_versions(
     assert not list((registry / "versions").glob(".*"))
 
 
-def test_on_other_rows_the_champion_is_evaluated_again(tmp_path: Path, registry: Path) -> None:
-    asked: list[tuple[Path, Path]] = []
+def test_on_other_rows_the_champion_is_evaluated_again(tmp_path, registry):
+    asked = []
 
-    def again(model: Path, run: Path) -> Mapping[str, Any]:
+    def again(model, run):
         asked.append((model, run))
         return dict(evaluation([0.0] * 20)["domains"])
 
@@ -152,7 +144,7 @@ def test_on_other_rows_the_champion_is_evaluated_again(tmp_path: Path, registry:
     assert found.verdict == "better"
 
 
-def test_a_run_without_model_or_evaluation_is_refused(tmp_path: Path) -> None:
+def test_a_run_without_model_or_evaluation_is_refused(tmp_path):
     run = finished(tmp_path, "new", NEAR)
     (run / "metrics.jsonl").write_text("")
     with pytest.raises(RunError, match=r"new .*data\.evaluation"):

@@ -1,11 +1,7 @@
 """`verizero rate`: the rates that were counted, rows that can be trained on, and a command that is repeated."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,14 +19,12 @@ from verizero.pipeline.types import Attempt, Group, Verdict
 CONFIG = tiny({"stages": ["rl"], "sft": None})
 
 
-def rows(path: Path) -> list[dict[str, Any]]:
+def rows(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 @pytest.mark.run
-def test_every_prompt_is_rated_once_however_often_it_is_broken_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_prompt_is_rated_once_however_often_it_is_broken_off(tmp_path, monkeypatch):
     monkeypatch.setattr(sampled_groups, "SAMPLED_AT_ONCE", 8)
     whole = rate(CONFIG, tmp_path, tmp_path / "whole.jsonl", 4, Progress())
     rated = rows(tmp_path / "whole.jsonl")
@@ -50,10 +44,10 @@ def test_every_prompt_is_rated_once_however_often_it_is_broken_off(
 
 
 @pytest.mark.run
-def test_what_graders_could_not_say_counts_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_graders_could_not_say_counts_for_nothing(tmp_path, monkeypatch):
     plain = sampled_groups.sample_groups
 
-    def failing(*arguments: Any) -> Any:
+    def failing(*arguments):
         groups, tally = plain(*arguments)
         lost = Verdict("verifier_error", reason="gone")
         broken = [Group(g.prompt, tuple(replace(m, verdict=lost, reward=None) for m in g.members)) for g in groups[:3]]
@@ -66,7 +60,7 @@ def test_what_graders_could_not_say_counts_for_nothing(tmp_path: Path, monkeypat
     assert "3 without a rate" in str(rated)
 
 
-def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_something_else_is_refused(tmp_path):
     out = tmp_path / "out.jsonl"
     out.write_text('{"id": "stranger", "pass_rate": 1, "samples": 2}\n')
     for samples, error, named in (
@@ -78,7 +72,7 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
             rate(CONFIG, tmp_path, out, samples, Progress())
 
 
-def test_rated_rows_load_again_whatever_names_their_verifier_and_environment(tmp_path: Path) -> None:
+def test_rated_rows_load_again_whatever_names_their_verifier_and_environment(tmp_path):
     """A function of a file, with parameters or without, and a name with parameters."""
     (tmp_path / "mine.py").write_text(
         "from verizero.pipeline.environments.guess import environment as again\n"
@@ -88,7 +82,7 @@ def test_rated_rows_load_again_whatever_names_their_verifier_and_environment(tmp
     )
     row = {"id": "1", "question": "q", "answer": "4"}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
-    choices: list[tuple[Any, str]] = [
+    choices = [
         ({"path": "mine.py:mine"}, "a"),
         ({"path": "mine.py:mine", "params": {"wanted": "b{"}}, "b{"),
         ({"name": "numeric", "params": {"abs_tol": 1}}, "5"),
@@ -110,7 +104,7 @@ def test_rated_rows_load_again_whatever_names_their_verifier_and_environment(tmp
         played.make(loaded, 0, 0).close()
 
 
-def test_a_row_whose_verifier_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_a_row_whose_verifier_cannot_be_read_is_named(tmp_path):
     for verifier, said in (("numeric{", "no JSON"), ("absent.py:f", "absent.py"), ("numerik{}", "numeric")):
         row = {"id": "1", "question": "q", "answer": "4", "verifier": verifier}
         (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")

@@ -1,9 +1,6 @@
 """`verizero try`: the prompt as it is sent, each answer with what was read of it, and counts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -20,17 +17,17 @@ TOKENIZER = character_tokenizer()
 PROMPT = Prompt("p", "1+1=", "math", "2")
 
 
-def ids(text: str) -> tuple[int, ...]:
+def ids(text):
     return tuple(TOKENIZER.encode(text))
 
 
-def member(verdict: Verdict, reward: float | None = None, finish: str = "stop") -> ScoredRollout:
-    rollout = Rollout("p", 0, ids("1+1="), (*ids("2"), TOKENIZER.eos_token_id), (0.0, 0.0), "2", finish, 0)  # type: ignore[arg-type]
+def member(verdict, reward=None, finish="stop"):
+    rollout = Rollout("p", 0, ids("1+1="), (*ids("2"), TOKENIZER.eos_token_id), (0.0, 0.0), "2", finish, 0)
     return ScoredRollout(rollout, verdict, reward)
 
 
 @pytest.mark.run
-def test_prompts_are_shown_as_sent_with_graded_answers_and_nothing_stays(tmp_path: Path) -> None:
+def test_prompts_are_shown_as_sent_with_graded_answers_and_nothing_stays(tmp_path):
     config = tiny({"stages": ["rl"], "sft": None})
     texts = list(try_out(config, tmp_path, 3, 2, Progress()))
     assert len(texts) == 4
@@ -44,7 +41,7 @@ def test_prompts_are_shown_as_sent_with_graded_answers_and_nothing_stays(tmp_pat
     assert list(try_out(config, tmp_path, 3, 2, Progress())) == texts, "the same seed, the same answers"
 
 
-def test_each_answer_says_what_was_read_and_why() -> None:
+def test_each_answer_says_what_was_read_and_why():
     right = member(Verdict("graded", 1.0, "equal", extracted="2"), 1.0)
     assert graded_as(right) == "reward 1 (graded: equal); extracted '2'; ended after 2 tokens"
     assert list(answer_lines(right, TOKENIZER)) == [f"   | 2{TOKENIZER.eos_token}"], "with the token that ended it"
@@ -54,8 +51,8 @@ def test_each_answer_says_what_was_read_and_why() -> None:
     assert graded_as(lost).startswith("no reward (verifier_error: v.py:3: ZeroDivisionError)")
 
 
-def test_an_episode_is_shown_turn_by_turn() -> None:
-    def turn(observed: str, sampled: str) -> Turn:
+def test_an_episode_is_shown_turn_by_turn():
+    def turn(observed, sampled):
         return Turn(ids(observed), ids(sampled), (0.0,) * len(sampled), "stop", 0)
 
     said = (Message("user", "?"), Message("assistant", "3"), Message("user", "low"), Message("assistant", "4"))
@@ -66,7 +63,7 @@ def test_an_episode_is_shown_turn_by_turn() -> None:
     assert shown == ["   | 3", "-- the environment", "   | low", "-- the model", "   | 4"]
 
 
-def test_the_summary_counts_each_answer_once_and_names_what_to_change() -> None:
+def test_the_summary_counts_each_answer_once_and_names_what_to_change():
     verdicts = [Verdict("graded", 1.0), Verdict("graded", 0.2), Verdict("no_answer"), Verdict("sandbox_error")]
     group = Group(PROMPT, tuple(member(v) for v in verdicts))
     assert summary([group], 9) == (
@@ -79,13 +76,13 @@ def test_the_summary_counts_each_answer_once_and_names_what_to_change() -> None:
     assert "raise rollout.max_response_tokens" in summary([cut], 9)
 
 
-def test_prompts_are_spread_over_all() -> None:
+def test_prompts_are_spread_over_all():
     prompts = [Prompt(str(i), "?", "math", "1") for i in range(10)]
     assert [p.id for p in spread(prompts, 4)] == ["0", "2", "5", "7"]
     assert spread(prompts[:2], 4) == prompts[:2]
 
 
-def test_a_number_below_one_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_number_below_one_is_refused(tmp_path, capsys):
     with pytest.raises(ConfigError, match="--samples must be >= 1, got 0"):
         next(try_out(tiny({}), tmp_path, 1, 0, Progress()))
     assert main(["try", "demo", "-p", "0"]) == 1
@@ -95,9 +92,9 @@ def test_a_number_below_one_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
 HOSTILE = "a\x1b[2J\r\x9b\x07\u202eb c\nd"
 
 
-def test_what_a_model_writes_cannot_steer_the_terminal_or_look_like_our_lines() -> None:
+def test_what_a_model_writes_cannot_steer_the_terminal_or_look_like_our_lines():
     class Hostile:
-        def decode(self, ids: object, **options: bool) -> str:
+        def decode(self, ids, **options):
             return HOSTILE + "\n-- answer 9: reward 1"
 
     failed = member(Verdict("verifier_error", reason=HOSTILE, extracted=HOSTILE))
@@ -107,7 +104,7 @@ def test_what_a_model_writes_cannot_steer_the_terminal_or_look_like_our_lines() 
     assert [line for line in text.split("\n") if line.startswith("--")][1].startswith("-- answer 1: no reward")
 
 
-def test_an_episode_whose_environment_did_not_start_is_shown_too() -> None:
+def test_an_episode_whose_environment_did_not_start_is_shown_too():
     broken = replace(member(Verdict("graded")).rollout, episode=Episode((), (), "failed"))
     text = group_text(
         Group(PROMPT, (ScoredRollout(broken, Verdict("environment_error", reason="gone"), None),)), TOKENIZER
@@ -116,14 +113,14 @@ def test_an_episode_whose_environment_did_not_start_is_shown_too() -> None:
 
 
 @pytest.mark.run
-def test_answers_take_a_minute_at_most_and_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_take_a_minute_at_most_and_say_so(tmp_path, monkeypatch):
     monkeypatch.setattr("verizero.pipeline.run.algorithm.seconds_per_token", lambda *_: 3.0)
     *_, last = try_out(tiny({"stages": ["rl"], "sft": None}), tmp_path, 2, 2, Progress())
     assert "cut off at 10 of the 30 tokens of the recipe" in last
 
 
 @pytest.mark.run
-def test_the_verifier_of_the_rl_stage_grades_also_where_sft_comes_first(tmp_path: Path) -> None:
+def test_the_verifier_of_the_rl_stage_grades_also_where_sft_comes_first(tmp_path):
     (tmp_path / "own.py").write_text(
         "from verizero.verifiers.base import verifier\n\n@verifier\ndef half(attempt):\n    return 0.5\n"
     )

@@ -1,20 +1,15 @@
 """Recipes by name, and what the fields of a form make of one."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from tests.stages.tiny import tiny
 from verizero.pipeline.config.load import dump
-from verizero.pipeline.config.recipes import find_recipe, recipe_names, request_of
+from verizero.pipeline.config.recipes import RECIPES, find_recipe, recipe_names, request_of
 from verizero.pipeline.errors import ConfigError
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Path:
+def own(tmp_path):
     (tmp_path / "deep").mkdir()
     (tmp_path / "mine.yaml").write_text(dump(tiny()))
     (tmp_path / "deep" / "other.yaml").write_text("extends: ../mine.yaml\nname: other\n")
@@ -26,7 +21,7 @@ def own(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_names_are_the_users_own_then_the_shipped_ones(own: Path) -> None:
+def test_names_are_the_users_own_then_the_shipped_ones(own):
     names = recipe_names(own)
     assert names[:3] == ["deep/other", "demo", "mine"]
     assert {"demo_short", "algorithms/grpo"} <= set(names)
@@ -35,30 +30,31 @@ def test_names_are_the_users_own_then_the_shipped_ones(own: Path) -> None:
     assert not {"compose", "torn"} & set(names)
 
 
-def test_every_name_is_a_recipe_that_loads(own: Path) -> None:
+def test_every_name_is_a_recipe_that_loads(own):
     for name in recipe_names(own)[:3]:
         assert request_of(name, user_folder=own).config.name in ("other", "my-demo", "tiny")
 
 
-def test_ones_own_recipe_comes_before_the_shipped_one(own: Path) -> None:
+def test_ones_own_recipe_comes_before_the_shipped_one(own):
     assert find_recipe("demo", own) == own / "demo.yaml"
     assert request_of("demo", user_folder=own).config.name == "my-demo"
     assert request_of("demo").config.name == "demo"
+    assert find_recipe("demo") == find_recipe("demo.yaml") == RECIPES / "demo.yaml"
+    assert find_recipe("algorithms/dapo") == RECIPES / "algorithms" / "dapo.yaml"
 
 
-def test_fields_override_the_recipe_and_empty_ones_leave_it(own: Path) -> None:
+def test_fields_override_the_recipe_and_empty_ones_leave_it(own):
     plain = request_of("mine", user_folder=own)
     assert plain.config == tiny()
     changes = {"rl.optimizer.learning_rate": 1e-5, "model.dtype": "bfloat16", "rl.max_tokens": None}
     request = request_of("mine", user_folder=own, rounds=7, stages=["rl"], run_name="b-2", overrides=changes)
     config = request.config
-    assert config.rl is not None
     assert (config.rl.rounds, config.stage_names, config.name) == (7, ("rl",), "b-2")
     assert (config.rl.optimizer.learning_rate, config.model.dtype, config.rl.max_tokens) == (1e-5, "bfloat16", None)
     assert request.with_overrides("rl.rounds=2").config.name == "b-2"
 
 
-def test_the_words_for_a_rank_ask_for_the_same_run(own: Path) -> None:
+def test_the_words_for_a_rank_ask_for_the_same_run(own):
     from verizero.pipeline.cli import parser
 
     request = request_of(
@@ -83,12 +79,12 @@ def test_the_words_for_a_rank_ask_for_the_same_run(own: Path) -> None:
         ({"overrides": {"": 4}}, "must read a.b=value"),
     ],
 )
-def test_a_wrong_field_is_named_with_its_value(own: Path, fields: dict[str, Any], message: str) -> None:
+def test_a_wrong_field_is_named_with_its_value(own, fields, message):
     with pytest.raises(ConfigError) as caught:
         request_of("mine", user_folder=own, **fields)
     assert message in str(caught.value)
 
 
-def test_an_unknown_recipe_says_which_are_near(own: Path) -> None:
+def test_an_unknown_recipe_says_which_are_near(own):
     with pytest.raises(ConfigError, match=r"recipe='demo_shot'.*demo_short"):
         request_of("demo_shot", user_folder=own)

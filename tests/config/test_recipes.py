@@ -1,10 +1,9 @@
 """The shipped recipes: they load, say what they are, and are what they say."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -28,14 +27,14 @@ ALGORITHMS = sorted((CONFIGS / "algorithms").glob("*.yaml"))
 OPTIONS = sorted((CONFIGS / "options").glob("*.yaml"))
 
 
-def opening(path: Path) -> str:
+def opening(path):
     """The comment that a file opens with."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return "\n".join(lines[: next(i for i, line in enumerate(lines) if not line.startswith("#"))])
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: str(p.relative_to(CONFIGS)))
-def test_every_recipe_loads_and_is_named_after_its_file(path: Path) -> None:
+def test_every_recipe_loads_and_is_named_after_its_file(path):
     config = load_recipe(path)
     assert config.name == (
         f"demo_{path.stem}" if path.parent.name in ("algorithms", "options", "preferences") else path.stem
@@ -50,7 +49,7 @@ OF_HUB = [p for p in RECIPES if re.search(r"^  path: (?!package:)\S+/", p.read_t
 
 
 @pytest.mark.parametrize("path", OF_HUB, ids=lambda p: str(p.relative_to(CONFIGS)))
-def test_a_recipe_fits_the_gpus_that_it_names_and_says_the_plan(path: Path) -> None:
+def test_a_recipe_fits_the_gpus_that_it_names_and_says_the_plan(path):
     said = " ".join(re.sub(r"\n#\s*", " ", opening(path)).split())
     found = re.search(
         r"(\d+ x )?(\d+|one) GPUs? with (\d+) GB.*`verizero plan (\S+) --gpus (\d+) --gpu (\w+)`: (.*? a step)\.", said
@@ -72,15 +71,13 @@ def test_a_recipe_fits_the_gpus_that_it_names_and_says_the_plan(path: Path) -> N
 @pytest.mark.parametrize(
     "path", [p for p in RECIPES if "# Time:" in p.read_text() and "sample " in opening(p)], ids=lambda p: p.stem
 )
-def test_what_a_recipe_says_of_its_size_is_what_it_samples(path: Path) -> None:
+def test_what_a_recipe_says_of_its_size_is_what_it_samples(path):
     config = load_recipe(path)
     rl = config.rl
-    assert rl is not None
     said = re.search(
         r"(\d+) steps sample (\d+) x (\d+) x (\d+) responses of at most (\d+) tokens: ([\d.]+) (\w+)",
         " ".join(re.sub(r"\n#\s*", " ", opening(path)).split()),
     )
-    assert said is not None
     *counts, total = (float(said[i]) for i in range(1, 7))
     steps = rl.rounds * rl.steps_per_round
     limit = config.rollout.max_response_tokens
@@ -89,18 +86,21 @@ def test_what_a_recipe_says_of_its_size_is_what_it_samples(path: Path) -> None:
     assert total * {"million": 1e6, "billion": 1e9}[said[7]] == pytest.approx(samples, rel=0.05)
 
 
+def test_the_page_of_recipes_is_what_the_models_say():
+    docs = CONFIGS.parent / "docs"
+    made = runpy.run_path(str(docs / "make_recipes.py"))["page"]()
+    assert (docs / "recipes.md").read_text(encoding="utf-8") == made, "run `make docs`"
+
+
 class TestAlgorithms:
     @pytest.mark.parametrize("path", ALGORITHMS, ids=lambda p: p.stem)
-    def test_every_preset_trains_on_another_job_too(self, path: Path, tmp_path: Path) -> None:
+    def test_every_preset_trains_on_another_job_too(self, path, tmp_path):
         ours = load_recipe(on_job(path, CONFIGS / "think.yaml", tmp_path))
         theirs, job = load_recipe(path), load_recipe(CONFIGS / "think.yaml")
-        assert ours.rl is not None
-        assert theirs.rl is not None
-        assert job.rl is not None
         assert (ours.rl.algorithm, ours.rl.select) == (theirs.rl.algorithm, theirs.rl.select)
         assert (ours.data, ours.sft, ours.rl.optimizer) == (job.data, job.sft, job.rl.optimizer)
 
-    def test_every_preset_that_the_loop_can_run_has_a_recipe_and_no_other_has(self) -> None:
+    def test_every_preset_that_the_loop_can_run_has_a_recipe_and_no_other_has(self):
         runs = set()
         for name in registry.names("algorithms"):
             several = ["scoring.components=[{verifier: length}]"] if name == "gdpo" else []
@@ -113,7 +113,7 @@ class TestAlgorithms:
         assert {p.stem for p in ALGORITHMS} == runs
 
     @pytest.mark.parametrize("path", ALGORITHMS, ids=lambda p: p.stem)
-    def test_a_recipe_is_the_demo_with_the_presets_own_numbers(self, path: Path) -> None:
+    def test_a_recipe_is_the_demo_with_the_presets_own_numbers(self, path):
         demo, mine = read_tree(CONFIGS / "demo.yaml"), read_tree(path)
         given = dict(mine["rl"].pop("algorithm"))
         assert demo["rl"].pop("algorithm") is not None
@@ -137,11 +137,10 @@ class TestAlgorithms:
 
     @pytest.mark.run
     @pytest.mark.parametrize("path", [*ALGORITHMS, *OPTIONS], ids=lambda p: p.stem)
-    def test_it_trains(self, path: Path, tmp_path: Path) -> None:
+    def test_it_trains(self, path, tmp_path):
         (tmp_path / "parity.py").write_text(VERIFIER, encoding="utf-8")
         sums = {"generator": {"name": "arithmetic", "params": SUMS}, "verifier": {"path": "parity.py:parity"}}
         rl = load_recipe(path).rl
-        assert rl is not None
         algorithm = rl.algorithm | ({"critic_warmup_steps": 1} if "critic_warmup_steps" in rl.algorithm else {})
         config = tiny(
             {

@@ -1,10 +1,6 @@
 """A browser."""
 
-from __future__ import annotations
-
 import shutil
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -14,7 +10,7 @@ CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
 
 
 @pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
+def chromium():
     """A headless Chromium. Without WebGL, of which the UI draws its graphs: in software that takes a whole core."""
     from playwright.sync_api import sync_playwright
 
@@ -27,7 +23,7 @@ def chromium() -> Iterator[Any]:
 
 
 @pytest.fixture
-def browser(chromium: Any) -> Iterator[Any]:
+def browser(chromium):
     """A page of the browser."""
     with page_of(chromium) as page:
         yield page

@@ -3,8 +3,6 @@
 Our own flows are imported by each of them, as their forms list the recipes of its folder.
 """
 
-from __future__ import annotations
-
 import prefect.cli
 import prefect.cli.worker
 import prefect.engine

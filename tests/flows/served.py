@@ -1,7 +1,5 @@
 """`verizero serve` as a child of the tests, and the few calls of its API that they need."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

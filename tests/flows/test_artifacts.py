@@ -1,9 +1,6 @@
 """What a run's events become in Prefect."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
@@ -16,30 +13,15 @@ from verizero.pipeline.report.run_files import read_run
 from verizero.pipeline.report.summary import build_summary
 from verizero.pipeline.shown import one_line
 
-
-@pytest.mark.run
-def test_the_artifact_of_a_round_begins_with_the_causes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = make_run(tmp_path / "run", rounds=1, steps_per_round=3, sft_steps=2)
-    line = "problem: too_hard: All are wrong. Remedy: easier prompts"
-    assert round_markdown(folder, [line]).startswith(f"**Diagnosis.** {line}\n\n")
-    assert "Diagnosis" not in round_markdown(folder)
-    made: list[str] = []
-    monkeypatch.setattr("verizero.flows.artifacts.emit_event", lambda *_, **__: None)
-    monkeypatch.setattr("verizero.flows.artifacts.show_table", lambda *_: None)
-    monkeypatch.setattr("verizero.flows.artifacts.show_markdown", lambda key, text, description: made.append(text))
-    Listener("x", folder)("verizero.round.completed", {"stage": "rl", "round": 1, "causes": [line]})
-    assert made[0].startswith("**Diagnosis.** ")
-
-
 TABLE = {"table", "thead", "tbody", "tr", "th", "td", "p", "code", "strong"}
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def made(monkeypatch):
     """Markdown artifacts by key, and their descriptions by key and "?"."""
-    shown: dict[str, str] = {}
+    shown = {}
 
-    def create(key: str, markdown: str, description: str) -> None:
+    def create(key, markdown, description):
         shown.update({key: markdown, f"{key}?": description})
 
     monkeypatch.setattr(artifacts, "create_markdown_artifact", create)
@@ -48,20 +30,13 @@ def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 @pytest.mark.run
-@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
-def test_artifacts_show_what_was_written_as_text(tmp_path: Path, made: dict[str, str], text: str) -> None:
+@pytest.mark.parametrize("name", ["raw HTML", "a new row", "half a pair", "ticks at both ends"])
+def test_artifacts_show_what_was_written_as_text(tmp_path, made, name):
     """As a response, a prompt, a reason, a cause and an alarm, and as the names of a domain and of the run."""
+    text = TEXTS[name]
     folder = make_run(tmp_path / "run", rounds=1, steps_per_round=1, sft_steps=0)
-    alarm = {
-        "kind": "alarm",
-        "alarm": "verifier",
-        "stage": "rl",
-        "step": 1,
-        "failure_rate": 0.5,
-        "responses": 8,
-        "where": "rl",
-    }
-    rows = (folder / "metrics.jsonl").read_text() + json.dumps({**alarm, "first": text}) + "\n"
+    alarm = {"kind": "alarm", "alarm": "verifier", "stage": "rl", "step": 1, "failure_rate": 0.5, "responses": 8}
+    rows = (folder / "metrics.jsonl").read_text() + json.dumps({**alarm, "where": "rl", "first": text}) + "\n"
     (folder / "metrics.jsonl").write_text(rows.replace("arithmetic", json.dumps(text)[1:-1]))
     row = {**ROLLOUT, "domain": text, "prompt": text, "response": text, "reason": text}
     (folder / "rollouts.jsonl").write_text(json.dumps(row) + "\n")
@@ -73,6 +48,15 @@ def test_artifacts_show_what_was_written_as_text(tmp_path: Path, made: dict[str,
     made["evaluation"] = evaluation_markdown(read_run(folder).evaluations[-1].domains)
     for shown in made.values():
         page = rendered(shown)
-        assert set(page.tags) <= TABLE | ({"img"} if "image/svg" in shown else set()), page.tags
-        assert str(page.attributes.get("src", "data:image/svg")).startswith("data:image/svg")
+        assert set(page.names) <= TABLE | ({"img"} if "image/svg" in shown else set()), page.names
+        assert all(a.get("src", "data:image/svg").startswith("data:image/svg") for _, a in page.tags)
         assert one_line(text) in page.text
+
+
+@pytest.mark.run
+def test_the_artifact_of_a_round_begins_with_the_causes(tmp_path, made):
+    folder = make_run(tmp_path / "run", rounds=1, steps_per_round=3, sft_steps=2)
+    line = "problem: too_hard: All are wrong. Remedy: easier prompts"
+    Listener("x", folder)("verizero.round.completed", {"stage": "rl", "round": 1, "causes": [line]})
+    assert made["x-rounds"].startswith(f"**Diagnosis.** {line}\n\n")
+    assert "Diagnosis" not in round_markdown(folder)

@@ -1,18 +1,13 @@
 """`verizero serve` end to end: every flow by its form, schedules, approvals, on a real server; its UI in a browser."""
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from tests.commands.test_promote import HALF, NEAR, finished
-from tests.flows.served import PICTURES, Served, page_of, serving, until
+from tests.flows.served import PICTURES, page_of, serving, until
 from verizero.pipeline.commands.campaign import read_record
 from verizero.pipeline.commands.promote import champion_of
 
@@ -20,17 +15,17 @@ pytestmark = pytest.mark.run
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tmp_path_factory):
     with serving(tmp_path_factory.mktemp("served")) as server:
         yield server
 
 
-def cells(table: str) -> list[list[str]]:
+def cells(table):
     """The cells of a table in Markdown without | in them, line by line."""
     return [line.strip("| ").split(" | ") for line in table.splitlines()]
 
 
-def test_every_flow_is_deployed_with_its_form(served: Served) -> None:
+def test_every_flow_is_deployed_with_its_form(served):
     found = {d["entrypoint"].rpartition(".")[2] for d in served.post("/deployments/filter")}
     names = {"train", "rl_rounds", "evaluate", "promote"}
     assert found == names
@@ -45,7 +40,7 @@ def test_every_flow_is_deployed_with_its_form(served: Served) -> None:
     assert names["verizero: silent runs have crashed"]
 
 
-def test_a_wrong_value_fails_the_run_before_it_begins(served: Served) -> None:
+def test_a_wrong_value_fails_the_run_before_it_begins(served):
     run = served.ended(served.start("train", recipe="small", folder="bad", rounds=0))
     assert run["state"]["name"] == "Failed"
     assert "ConfigError: rounds must be a whole number >= 1, got 0; leave it empty" in run["state"]["message"]
@@ -54,12 +49,22 @@ def test_a_wrong_value_fails_the_run_before_it_begins(served: Served) -> None:
         served.start("train", recipe="small", folder="bad", resume="maybe")
 
 
+def test_an_error_inside_a_flow_is_said_once_and_plainly(served):
+    lost = served.command(
+        *("train", "recipes/small.yaml", "--set", "name=lost", "--set", "data.train=[{file: lost.jsonl}]")
+    )
+    assert lost.returncode == 1
+    assert "lost.jsonl" in lost.stderr
+    assert "Traceback" not in lost.stderr
+    assert lost.stderr.count("verizero: ") == 1
+
+
 @pytest.fixture(scope="module")
-def by_form(served: Served, chromium: Any) -> str:
+def by_form(served, chromium):
     """The id of a run that was started by the form in the browser and is complete; its folder is runs/small."""
     deployment = served.deployment("train")["id"]
 
-    def new() -> Any:
+    def new():
         runs = served.post("/flow_runs/filter", flow_runs={"deployment_id": {"any_": [deployment]}})
         return next((r["id"] for r in runs if r["parameters"].get("folder") is None), None)
 
@@ -78,7 +83,7 @@ def by_form(served: Served, chromium: Any) -> str:
     return run
 
 
-def test_a_run_shows_itself(served: Served, by_form: str) -> None:
+def test_a_run_shows_itself(served, by_form):
     folder = served.folder / "runs" / "small"
     assert json.loads((folder / "summary.json").read_text())["steps"] == 2
     stages = {r["name"] for r in served.post("/flow_runs/filter")}
@@ -91,7 +96,7 @@ def test_a_run_shows_itself(served: Served, by_form: str) -> None:
     heads = cells(artifacts["small-samples"]["data"])[0]
     assert {"prompt", "response", "verdict", "reason", "reward"} <= set(heads)
 
-    def completed() -> Any:
+    def completed():
         names = {"event": {"name": ["verizero.round.completed"]}, "order": "DESC"}
         events = served.post("/events/filter", filter=names)["events"]
         return [e for e in events if e["payload"]["folder"] == str(folder)]
@@ -101,7 +106,7 @@ def test_a_run_shows_itself(served: Served, by_form: str) -> None:
     assert [r for r in event["related"] if r["prefect.resource.id"].startswith("prefect.flow-run.")]
 
 
-def test_a_schedule_fires_by_itself_until_the_campaign_is_over(served: Served) -> None:
+def test_a_schedule_fires_by_itself_until_the_campaign_is_over(served):
     deployment = served.deployment("rl-rounds")["id"]
     limits = {"campaign": "nightly", "recipe": "small", "max_rounds": 1}
     schedule = {"schedule": {"interval": 20}, "active": True, "parameters": limits}
@@ -117,7 +122,7 @@ def test_a_schedule_fires_by_itself_until_the_campaign_is_over(served: Served) -
     assert (folder / "runs" / "firing-001" / "model").is_dir()
 
 
-def test_each_of_the_other_flows_runs_and_leaves_its_artifact(served: Served, by_form: str) -> None:
+def test_each_of_the_other_flows_runs_and_leaves_its_artifact(served, by_form):
     """All at once: what each of them does is tested elsewhere."""
     runs = {
         "train": served.start("train", recipe="small", stages=["sft"], folder="small-sft"),
@@ -132,7 +137,7 @@ def test_each_of_the_other_flows_runs_and_leaves_its_artifact(served: Served, by
 
 
 @pytest.fixture(scope="module")
-def champion(served: Served) -> Path:
+def champion(served):
     """A registry whose champion is as good as the run `new`; promoted by the flow, as there was none before."""
     for name, rates in (("old", HALF), ("new", NEAR)):
         finished(served.folder, name, rates)
@@ -144,7 +149,7 @@ def champion(served: Served) -> Path:
     return registry
 
 
-def test_a_question_that_nobody_answers_keeps_the_champion_and_says_so(served: Served, champion: Path) -> None:
+def test_a_question_that_nobody_answers_keeps_the_champion_and_says_so(served, champion):
     run = served.start("promote", run="new", registry="registry", answer_within_hours=0.001)
     until(lambda: served.state(run) == "Completed", "the end")  # the server calls it failed until the flow says more
     assert served.run(run)["state"]["message"] == (
@@ -155,7 +160,7 @@ def test_a_question_that_nobody_answers_keeps_the_champion_and_says_so(served: S
     assert (last["decision"], last["decided_by"]) == ("kept back", "default: nobody answered within 0.001 h")
 
 
-def test_a_person_approves_a_paused_promotion_in_the_browser(served: Served, champion: Path, browser: Any) -> None:
+def test_a_person_approves_a_paused_promotion_in_the_browser(served, champion, browser):
     run = served.start("promote", run="new", registry="registry")
     browser.goto(f"{served.address}/runs/flow-run/{run}")
     until(lambda: served.state(run) == "Paused", "the question")
@@ -180,7 +185,7 @@ def test_a_person_approves_a_paused_promotion_in_the_browser(served: Served, cha
     assert (manifest["name"], manifest["decided_by"]) == ("new", "a person: looks good")
 
 
-def test_in_the_browser_the_artifacts_of_a_run_open(served: Served, browser: Any, by_form: str) -> None:
+def test_in_the_browser_the_artifacts_of_a_run_open(served, browser, by_form):
     browser.goto(f"{served.address}/runs/flow-run/{by_form}")
     browser.get_by_text("Completed").first.wait_for()
     browser.screenshot(path=PICTURES / "run.png")
@@ -195,7 +200,7 @@ def test_in_the_browser_the_artifacts_of_a_run_open(served: Served, browser: Any
     browser.get_by_text("small-rounds").first.wait_for()
 
 
-def test_nobody_starts_code_without_the_login_or_from_another_page(served: Served) -> None:
+def test_nobody_starts_code_without_the_login_or_from_another_page(served):
     train = f"{served.address}/api/deployments/{served.deployment('train')['id']}/create_flow_run"
     body = {"parameters": {"recipe": "small"}}
     assert httpx.post(train, json=body).status_code == 401

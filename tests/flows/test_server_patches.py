@@ -1,10 +1,6 @@
 """What Prefect's server is given."""
 
-from __future__ import annotations
-
 import asyncio
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,19 +8,19 @@ from verizero.flows.server import LOGIN, WITHIN_S, SameHostOnly, login_of
 from verizero.pipeline.errors import RunError
 
 
-def test_answers_carry_the_policy() -> None:
-    sent: list[dict[str, Any]] = []
+def test_answers_carry_the_policy():
+    sent = []
 
-    async def app(scope: Any, receive: Any, send: Any) -> None:
+    async def app(scope, receive, send):
         await send({"type": scope["answer"], "status": 200, "headers": [(b"a", b"b")]})
 
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
+    async def send(message):
+        sent.append(message["headers"])
 
-    own = {"headers": [(b"host", b"127.0.0.1:9")]}
-    asyncio.run(SameHostOnly(app, 9)({"type": "http", "answer": "http.response.start", **own}, None, send))
-    asyncio.run(SameHostOnly(app, 9)({"type": "websocket", "answer": "websocket.accept", **own}, None, send))
-    (_, (name, policy)), plain = (message["headers"] for message in sent)
+    for kind, answer in (("http", "http.response.start"), ("websocket", "websocket.accept")):
+        scope = {"type": kind, "answer": answer, "headers": [(b"host", b"127.0.0.1:9")]}
+        asyncio.run(SameHostOnly(app, 9)(scope, None, send))
+    (_, (name, policy)), plain = sent
     assert (name, plain) == (b"content-security-policy", [(b"a", b"b")])
     assert b"connect-src 'self'" in policy
     assert b"frame-ancestors 'none'" in policy
@@ -46,17 +42,17 @@ def test_answers_carry_the_policy() -> None:
     ],
 )
 @pytest.mark.parametrize("kind", ["http", "websocket"])
-def test_other_names_and_pages_of_other_origins_are_refused(kind: str, headers: dict[str, str], refusal: int) -> None:
-    asked: list[Any] = []
-    sent: list[dict[str, Any]] = []
+def test_other_names_and_pages_of_other_origins_are_refused(kind, headers, refusal):
+    asked = []
+    sent = []
 
-    async def app(scope: Any, receive: Any, send: Any) -> None:
+    async def app(scope, receive, send):
         asked.append(scope)
 
-    async def receive() -> dict[str, Any]:
+    async def receive():
         return {"type": "websocket.connect"}
 
-    async def send(message: dict[str, Any]) -> None:
+    async def send(message):
         sent.append(message)
 
     scope = {"type": kind, "headers": [(k.encode(), v.encode()) for k, v in headers.items()]}
@@ -67,6 +63,7 @@ def test_other_names_and_pages_of_other_origins_are_refused(kind: str, headers: 
         assert wanted.items() <= sent[0].items()
 
 
+@pytest.mark.parametrize("is_late", [True, False])
 @pytest.mark.parametrize(
     ("kind", "first", "answer"),
     [
@@ -74,34 +71,29 @@ def test_other_names_and_pages_of_other_origins_are_refused(kind: str, headers: 
         ("websocket", {"type": "websocket.connect"}, {"code": 1008}),
     ],
 )
-def test_a_client_that_sends_no_more_is_sent_away(
-    kind: str, first: dict[str, Any], answer: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_that_sends_no_more_is_sent_away(kind, first, answer, is_late, monkeypatch):
     """The body of a request, or the login of a websocket. After a whole body, or a login, nothing need come."""
     monkeypatch.setitem(WITHIN_S, kind, 0.0)
     whole = {**first, "more_body": False} if kind == "http" else {"type": "websocket.receive"}
-    for messages, is_late in (([first], True), ([first, whole], False)):
-        seen: list[str] = []
-        sent: list[dict[str, Any]] = []
+    left, seen, sent = [first] if is_late else [first, whole], [], []
 
-        async def app(scope: Any, receive: Any, send: Any, seen: list[str] = seen, num: int = len(messages)) -> None:
-            seen.extend([(await receive())["type"] for _ in range(num)])
-            last = await asyncio.wait([asyncio.ensure_future(receive())], timeout=0.05)
-            seen.extend(task.result()["type"] for task in last[0])
+    async def app(scope, receive, send):
+        seen.extend([(await receive())["type"] for _ in range(len(left))])
+        last = await asyncio.wait([asyncio.ensure_future(receive())], timeout=60 if is_late else 0.05)
+        seen.extend(task.result()["type"] for task in last[0])
 
-        async def receive(left: list[dict[str, Any]] = messages) -> Any:
-            return left.pop(0) if left else await asyncio.Future()
+    async def receive():
+        return left.pop(0) if left else await asyncio.Future()
 
-        async def send(message: dict[str, Any], sent: list[dict[str, Any]] = sent) -> None:
-            sent.append(message)
+    async def send(message):
+        sent.append(message)
 
-        scope = {"type": kind, "headers": [(b"host", b"127.0.0.1:9")]}
-        asyncio.run(SameHostOnly(app, 9)(scope, receive, send))
-        assert (f"{kind}.disconnect" in seen) == is_late
-        assert (answer.items() <= sent[0].items()) if is_late else not sent
+    asyncio.run(SameHostOnly(app, 9)({"type": kind, "headers": [(b"host", b"127.0.0.1:9")]}, receive, send))
+    assert (f"{kind}.disconnect" in seen) == is_late
+    assert (answer.items() <= sent[0].items()) if is_late else not sent
 
 
-def test_a_login_is_made_once_for_its_owner_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_login_is_made_once_for_its_owner_alone(tmp_path, monkeypatch):
     monkeypatch.delenv(LOGIN, raising=False)
     first, place = login_of(tmp_path)
     assert login_of(tmp_path) == (first, place)

@@ -1,18 +1,14 @@
 """`verizero serve` when something ends: cancels from the UI, kills of each process, and retries that continue a run."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
-from tests.flows.served import PICTURES, Served, page_of, serving, until
+from tests.flows.served import PICTURES, page_of, serving, until
 from tests.processes import alive, commands, family
 from tests.stages.kill_driver import fingerprint
 from tests.stages.tiny import TREE
@@ -61,7 +57,7 @@ CANCELLED_WITHIN_S = 15.0
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tmp_path_factory):
     with serving(tmp_path_factory.mktemp("served")) as server:
         (server.folder / "recipes" / "slow.py").write_text(SLOW)
         (server.folder / "recipes" / "held.py").write_text(HELD)
@@ -69,7 +65,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def no_flow_is_left(served: Served) -> Iterator[None]:
+def no_flow_is_left(served):
     """Cancel the runs that tests left behind; their processes must end."""
     yield
     running = {"state": {"type": {"any_": ["RUNNING", "PENDING"]}}}
@@ -80,7 +76,7 @@ def no_flow_is_left(served: Served) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def whole(served: Served, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def whole(served, tmp_path_factory):
     """The fingerprint of the run of LONG that nobody disturbs."""
     folder = tmp_path_factory.mktemp("whole")
     request = request_of("small", user_folder=served.folder / "recipes", run_name="whole", overrides=LONG)
@@ -89,11 +85,11 @@ def whole(served: Served, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
 
 @pytest.fixture(scope="module")
-def endless(served: Served) -> Callable[[], tuple[str, str]]:
+def endless(served):
     """Gives name and id of a run of ENDLESS in the middle of training: the last one while it runs, else a new one."""
-    runs: list[tuple[str, str]] = []
+    runs = []
 
-    def running() -> tuple[str, str]:
+    def running():
         if not runs or served.process_of(runs[-1][1]) is None:
             name = f"endless-{len(runs)}"
             runs.append((name, in_rl(served, name, ENDLESS)))
@@ -107,7 +103,7 @@ Killed = tuple[str, str, bool]
 
 
 @pytest.fixture(scope="module")
-def orphaned(served: Served) -> Killed:
+def orphaned(served):
     """A run of LONG whose `verizero serve` was killed in the middle of training, and started again."""
     run = in_rl(served, "orphaned", LONG)
     everyone = family(served.process.pid)
@@ -122,7 +118,7 @@ def orphaned(served: Served) -> Killed:
 
 
 @pytest.fixture(scope="module")
-def silenced(served: Served, endless: Callable[[], tuple[str, str]]) -> Killed:
+def silenced(served, endless):
     """A run of ENDLESS whose runner was killed in the middle of training."""
     _, run = endless()
     process = served.process_of(run)
@@ -136,7 +132,7 @@ def silenced(served: Served, endless: Callable[[], tuple[str, str]]) -> Killed:
 
 
 @pytest.fixture(scope="module")
-def suspended(served: Served, chromium: Any) -> str:
+def suspended(served, chromium):
     """A run of LONG that was suspended in the browser within a step, which took longer than a heartbeat after that."""
     recipes = served.folder / "recipes"
     (recipes / "hold").touch()
@@ -144,7 +140,6 @@ def suspended(served: Served, chromium: Any) -> str:
     run = served.start("train", recipe="small", **fields)
     until((recipes / "holding").exists, "a step of RL")
     process = served.process_of(run)
-    assert process is not None
     everyone = family(process)
     with page_of(chromium) as page:
         page.goto(f"{served.address}/runs/flow-run/{run}")
@@ -164,14 +159,14 @@ def suspended(served: Served, chromium: Any) -> str:
     return run
 
 
-def in_rl(served: Served, name: str, overrides: dict[str, Any]) -> str:
+def in_rl(served, name, overrides):
     """The id of a new run of that name, which has begun with RL."""
     run = served.start("train", recipe="small", folder=name, overrides=overrides)
     until(lambda: num_steps(served, name) > 0, f"a step of {name}")
     return run
 
 
-def num_steps(served: Served, name: str) -> int:
+def num_steps(served, name):
     """Lines of RL steps that the run has written so far."""
     path = served.folder / "runs" / name / "metrics.jsonl"
     return (
@@ -179,19 +174,17 @@ def num_steps(served: Served, name: str) -> int:
     )
 
 
-def has_continued(served: Served, run: str) -> bool:
+def has_continued(served, run):
     """The run's log tells from which checkpoint it continued."""
     lines = served.post("/logs/filter", logs={"flow_run_id": {"any_": [run]}})
     return any("from checkpoint" in line["message"] for line in lines)
 
 
-def test_a_killed_serve_takes_its_flows_along(orphaned: Killed) -> None:
+def test_a_killed_serve_takes_its_flows_along(orphaned):
     assert orphaned[1:] == ("Running", True), "nobody has told the server yet"
 
 
-def test_a_killed_server_is_started_again_while_the_run_continues(
-    served: Served, endless: Callable[[], tuple[str, str]]
-) -> None:
+def test_a_killed_server_is_started_again_while_the_run_continues(served, endless):
     name, run = endless()
     process = served.process_of(run)
     (server,) = served.processes("verizero.flows.server ")
@@ -205,7 +198,7 @@ def test_a_killed_server_is_started_again_while_the_run_continues(
     assert served.state(run) == "Running"
 
 
-def test_suspend_in_the_browser_ends_the_process_after_the_step(served: Served, suspended: str) -> None:
+def test_suspend_in_the_browser_ends_the_process_after_the_step(served, suspended):
     assert num_steps(served, "suspended") == 1
     assert served.state(suspended) == "Suspended"
     stages = served.post("/flow_runs/filter", flow_runs={"name": {"any_": ["suspended sft", "suspended rl"]}})
@@ -215,19 +208,16 @@ def test_suspend_in_the_browser_ends_the_process_after_the_step(served: Served, 
     }
 
 
-def test_a_killed_runner_takes_its_flows_along_and_is_started_again(silenced: Killed) -> None:
+def test_a_killed_runner_takes_its_flows_along_and_is_started_again(silenced):
     assert silenced[1:] == ("Running", True), "nobody has told the server yet"
 
 
-def test_a_cancel_in_the_browser_ends_every_process_and_a_retry_gives_the_same_bytes(
-    served: Served, browser: Any, whole: dict[str, str]
-) -> None:
+def test_a_cancel_in_the_browser_ends_every_process_and_a_retry_gives_the_same_bytes(served, browser, whole):
     run = served.start("train", recipe="small", folder="cancelled", overrides=LONG)
     browser.goto(f"{served.address}/runs/flow-run/{run}")
     browser.get_by_role("button", name="Cancel").wait_for()
     until(lambda: num_steps(served, "cancelled") > 0, "a step of RL")
     process = served.process_of(run)
-    assert process is not None
     everyone = family(process)
     browser.get_by_role("button", name="Cancel").click()
     browser.get_by_role("button", name="Confirm").click()
@@ -243,7 +233,7 @@ def test_a_cancel_in_the_browser_ends_every_process_and_a_retry_gives_the_same_b
     assert_retried(served, run, "cancelled", whole)
 
 
-def assert_retried(served: Served, run: str, name: str, whole: dict[str, str]) -> None:
+def assert_retried(served, run, name, whole):
     """A retry of the run completes it from its checkpoint, with the bytes of a run that nobody disturbed."""
     served.retry(run)
     end = served.ended(run)["state"]
@@ -252,7 +242,7 @@ def assert_retried(served: Served, run: str, name: str, whole: dict[str, str]) -
     assert fingerprint(served.folder / "runs" / name) == whole
 
 
-def test_what_a_cancel_waits_for_is_less_than_what_is_promised() -> None:
+def test_what_a_cancel_waits_for_is_less_than_what_is_promised():
     """Times on a loaded machine are its own: what we allow each part to take must fit."""
     told = float(SETTINGS["PREFECT_RUNNER_POLL_FREQUENCY"])
     assert told + END_WITHIN_S < CANCELLED_WITHIN_S, "the runner hears of it, then the flow has its time"
@@ -260,13 +250,12 @@ def test_what_a_cancel_waits_for_is_less_than_what_is_promised() -> None:
     assert END_WITHIN_S < FLOWS_GRACE_S < CANCELLED_WITHIN_S, "serve that is stopped waits for its flows"
 
 
-def test_a_group_of_ranks_trains_and_a_cancel_leaves_none_of_it(served: Served) -> None:
+def test_a_group_of_ranks_trains_and_a_cancel_leaves_none_of_it(served):
     two = {"launch.gpus_per_node": 2, "launch.kind": "torchrun", "launch.port": free_port()}
     run = in_rl(served, "two", {**ENDLESS, **two})
     one = {**two, "launch.gpus_per_node": 1, "launch.kind": "torchrun"}  # each rank imports torch again
     local = served.start("train", recipe="small", folder="one-local", overrides=one)
     process = served.process_of(run)
-    assert process is not None
     everyone = family(process)
     words = commands(everyone)
     assert sum("verizero.pipeline.cli train" in w and "torch.distributed.run" not in w for w in words) >= 2, words
@@ -281,12 +270,11 @@ def test_a_group_of_ranks_trains_and_a_cancel_leaves_none_of_it(served: Served) 
     assert "report" in served.artifacts(local)
 
 
-def test_a_killed_flow_is_marked_crashed_and_what_it_had_started_is_gone(served: Served) -> None:
+def test_a_killed_flow_is_marked_crashed_and_what_it_had_started_is_gone(served):
     """Of a flow whose ranks are processes of their own."""
     own = {"launch.kind": "torchrun", "launch.gpus_per_node": 1, "launch.port": free_port()}
     run = in_rl(served, "killed", {**ENDLESS, **own})
     process = served.process_of(run)
-    assert process is not None
     everyone = family(process)
     assert any("verizero.pipeline.cli train" in words for words in commands(everyone))
     os.kill(process, signal.SIGKILL)
@@ -295,8 +283,8 @@ def test_a_killed_flow_is_marked_crashed_and_what_it_had_started_is_gone(served:
 
 
 def test_silent_runs_are_marked_crashed_and_a_retry_gives_the_same_bytes(
-    served: Served, suspended: str, silenced: Killed, orphaned: Killed, whole: dict[str, str], browser: Any
-) -> None:
+    served, suspended, silenced, orphaned, whole, browser
+):
     """The automation sees both: one lost its runner, the other its server too, which was started again.
 
     It takes SILENT_S; the test is the last of the file so that the others run in that time. The suspended run, whose

@@ -1,15 +1,10 @@
 """`verizero deploy` for work pools of a server that runs, and a real worker of a process pool."""
 
-from __future__ import annotations
-
 import json
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.far import FarProgram
 from tests.flows.served import SMALL, ServerAlone, until
 from tests.processes import alive, family
 from tests.stages.tiny import tiny
@@ -19,7 +14,7 @@ pytestmark = [pytest.mark.run, pytest.mark.nightly]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerAlone]:
+def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("server")
     (folder / "recipes").mkdir()
     (folder / "recipes" / "small.yaml").write_text(dump(tiny({**SMALL, "name": "small"})))
@@ -31,7 +26,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerAlone]:
         alone.stop()
 
 
-def test_deploy_registers_the_same_flows_for_a_work_pool(server: ServerAlone) -> None:
+def test_deploy_registers_the_same_flows_for_a_work_pool(server):
     lost = server.command("deploy", "--pool", "gpus")
     assert lost.returncode == 1
     assert "no such work pool" in lost.stderr
@@ -48,7 +43,7 @@ def test_deploy_registers_the_same_flows_for_a_work_pool(server: ServerAlone) ->
 
 
 @pytest.fixture
-def worker(server: ServerAlone, tmp_path: Path) -> Iterator[FarProgram]:
+def worker(server, tmp_path):
     """Prefect's own worker of the pool `here`, started from another folder."""
     server.post("/work_pools/", name="here", type="process")
     done = server.command("deploy", "--pool", "here", "--recipes", "recipes")
@@ -67,7 +62,7 @@ def worker(server: ServerAlone, tmp_path: Path) -> Iterator[FarProgram]:
         until(lambda: not alive(everyone), "the end of the worker's flows")
 
 
-def test_a_worker_runs_what_is_triggered_and_its_runs_die_with_it(server: ServerAlone, worker: FarProgram) -> None:
+def test_a_worker_runs_what_is_triggered_and_its_runs_die_with_it(server, worker):
     run = server.ended(server.start("train", recipe="small", folder="by-worker"))
     assert run["state"]["name"] == "Completed", run["state"]
     assert run["work_pool_name"] == "here"

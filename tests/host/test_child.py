@@ -1,14 +1,10 @@
 """Children are our own programs in any folder, and end with their parent however it ends, with what they started."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -35,7 +31,7 @@ time.sleep(600)
 FLAGS = [sys.executable, "-S", "-c"]
 
 
-def numbers(log: Path, count: int) -> list[int]:
+def numbers(log, count):
     """Return the numbers that the programs have written, once all have."""
     until(lambda: len(child.last_lines(log)) == count, "the programs' numbers", every_s=0.02)
     return [int(line) for line in child.last_lines(log)]
@@ -50,7 +46,7 @@ def numbers(log: Path, count: int) -> list[int]:
         ("start(command, log=Path(sys.argv[1]), dies=True)", signal.SIGKILL, 1),
     ],
 )
-def test_a_child_ends_with_its_parent(how: str, ending: signal.Signals, num_left: int, tmp_path: Path) -> None:
+def test_a_child_ends_with_its_parent(how, ending, num_left, tmp_path):
     """And what it started too, where it is watched."""
     owner = subprocess.Popen([sys.executable, "-c", OWNER.replace("HOW", how), str(tmp_path / "log")])
     family = numbers(tmp_path / "log", 2)
@@ -64,9 +60,7 @@ def test_a_child_ends_with_its_parent(how: str, ending: signal.Signals, num_left
 
 
 @pytest.mark.run
-def test_what_a_child_started_ends_with_it_and_each_has_the_time_of_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_child_started_ends_with_it_and_each_has_the_time_of_all(tmp_path, monkeypatch):
     """Also where the child itself has ended long ago, and where it does not hear the signal."""
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
     gone = FAMILY.replace("time.sleep(600)\n", "sys.exit(3)\n")
@@ -80,7 +74,7 @@ def test_what_a_child_started_ends_with_it_and_each_has_the_time_of_all(
     assert alive(everybody) == {*everybody} - {children["gone"].pid}
     waits, plain = list[float](), child.ends_within
 
-    def ends_within(one: subprocess.Popen[bytes], seconds: float) -> bool:
+    def ends_within(one, seconds):
         waits.append(seconds)
         return plain(one, seconds)
 
@@ -93,7 +87,7 @@ def test_what_a_child_started_ends_with_it_and_each_has_the_time_of_all(
     child.end(*children.values())  # a second time does nothing
 
 
-def test_a_child_that_is_not_ready_is_quoted(tmp_path: Path) -> None:
+def test_a_child_that_is_not_ready_is_quoted(tmp_path):
     log = tmp_path / "log"
     log.write_text("of an earlier one\n")
     begin, talk = child.size_of(log), "for i in range(20): print('line', i, flush=True)\n"
@@ -115,7 +109,7 @@ def test_a_child_that_is_not_ready_is_quoted(tmp_path: Path) -> None:
     child.end(slow, ended)
 
 
-def test_another_that_answers_is_not_taken_for_a_child_that_ended(tmp_path: Path) -> None:
+def test_another_that_answers_is_not_taken_for_a_child_that_ended(tmp_path):
     ended = child.start([*FLAGS, "raise SystemExit(1)"], log=tmp_path / "log")
     assert child.ends_within(ended, 60)
     with pytest.raises(child.NotReady, match="status 1"):
@@ -123,7 +117,7 @@ def test_another_that_answers_is_not_taken_for_a_child_that_ended(tmp_path: Path
     child.end(ended)
 
 
-def test_lines_come_whole_in_time_or_not_at_all() -> None:
+def test_lines_come_whole_in_time_or_not_at_all():
     """A piece of a line is kept until its end comes, and two that come at once are two."""
     code = (
         "import sys, time\nfor line in sys.stdin:\n"
@@ -138,7 +132,6 @@ def test_lines_come_whole_in_time_or_not_at_all() -> None:
         seen.append(line)
     assert len(seen) >= 2
     assert (line, lines.next(60), lines.next(0)) == (b"onetwo\n", b"second\n", None)
-    assert asked.stdin is not None
     asked.stdin.close()
     assert lines.next(60) == b""
     child.end(asked)
@@ -158,8 +151,8 @@ for line in sys.stdin:
 """
 
 
-def test_a_helper_is_replaced_when_it_ends_or_is_silent_or_belongs_to_another_process() -> None:
-    def ask(what: str = "", timeout_s: float = 60) -> Any:
+def test_a_helper_is_replaced_when_it_ends_or_is_silent_or_belongs_to_another_process():
+    def ask(what="", timeout_s=60):
         return helper.ask({"what": what}, timeout_s)
 
     helper = child.Helper([*FLAGS, HELPER], {"OWN": "given"}, 60)
@@ -189,7 +182,7 @@ def test_a_helper_is_replaced_when_it_ends_or_is_silent_or_belongs_to_another_pr
         child.Helper([*FLAGS, ""], {}, 60).ask({}, 60)
 
 
-def test_a_watched_program_has_limits_and_leaves_its_status(tmp_path: Path) -> None:
+def test_a_watched_program_has_limits_and_leaves_its_status(tmp_path):
     code = "import resource; print(*resource.getrlimit(resource.RLIMIT_CPU), resource.getrlimit(resource.RLIMIT_AS)[0])"
     options = ["--cpu-s=7", "--memory-mib=512", f"--status={tmp_path / 'status'}"]
     watched = child.start(child.watched([*FLAGS, code + "\nraise SystemExit(4)"], *options), log=tmp_path / "log")
@@ -203,7 +196,7 @@ NAMES = ("flows", "pipeline", "verifiers", "sandbox", "json", "random", "typing"
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """A working folder in which each of the names is a file that cannot be imported."""
     for name in NAMES:
         (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name}.py of the working folder was imported')\n")
@@ -211,24 +204,24 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.run
-def test_a_module_is_ours_whatever_the_working_folder_has(folder: Path) -> None:
+def test_a_module_is_ours_whatever_the_working_folder_has(folder):
     done = subprocess.run([*module_command("verizero.pipeline.seeds")], cwd=folder, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_all_our_modules_are_started_by_that_command() -> None:
+def test_all_our_modules_are_started_by_that_command():
     plain = re.compile(r'sys\.executable[^\n]*"-m"')
     assert [p for p in code_files() if relative(p) != "pipeline/host/child.py" and plain.search(p.read_text())] == []
 
 
-def test_children_begin_in_one_place() -> None:
+def test_children_begin_in_one_place():
     """But for programs that are waited for where they are started, and the sandbox, which knows nothing of ours."""
     begun = re.compile(r"\bPopen\(")
     files = [relative(p) for p in code_files() if begun.search(p.read_text())]
     assert files == ["pipeline/host/child.py", "sandbox/process.py"]
 
 
-def test_programs_of_the_user_import_what_lies_next_to_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_programs_of_the_user_import_what_lies_next_to_them(monkeypatch, tmp_path):
     monkeypatch.setenv(SAFE_PATH, "1")
     leave_safe_path()
     (tmp_path / "agent.py").write_text("import parts; print(parts.X)")

@@ -1,18 +1,13 @@
 """Ports that a run opens, at one address; requests that carry a key, which reaches no other address."""
 
-from __future__ import annotations
-
 import socket
-import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
-from typing import Any
 
 import pytest
 
+from tests.json_server import serving
 from tests.listening_rank import listened, said_by_ranks
 from tests.warm import warm
 from verizero.pipeline.host.network import address_towards, answers, free_port, listen_at, open_url
@@ -25,7 +20,7 @@ from verizero.verifiers.judge import judge
 OWN, OTHER, UNREACHABLE = "127.0.0.1", "127.0.0.2", "203.0.113.9"
 
 
-def reaches(host: str, port: int) -> bool:
+def reaches(host, port):
     try:
         socket.create_connection((host, port), 5).close()
     except ConnectionRefusedError:
@@ -36,9 +31,8 @@ def reaches(host: str, port: int) -> bool:
 LOOPBACK = ["0100007F"]
 
 
-def test_a_socket_listens_at_its_address_alone() -> None:
+def test_a_socket_listens_at_its_address_alone():
     listener = listen_at(OWN, 0)
-    assert listener is not None
     with listener:
         port = listener.getsockname()[1]
         assert reaches(OWN, port)
@@ -47,7 +41,7 @@ def test_a_socket_listens_at_its_address_alone() -> None:
             listen_at(OWN, port)
 
 
-def test_there_is_none_where_others_may_need_another_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_is_none_where_others_may_need_another_address(monkeypatch):
     assert listen_at(UNREACHABLE, 0) is None
     assert listen_at("no-such-host.invalid", 0) is None
     place = (socket.AF_INET, socket.SOCK_STREAM, 6, "", (OTHER, 0))
@@ -56,36 +50,22 @@ def test_there_is_none_where_others_may_need_another_address(monkeypatch: pytest
     assert listen_at("node7", 0) is None
     for host in ("localhost", OTHER):
         listener = listen_at(host, 0)
-        assert listener is not None
         listener.close()
 
 
-def test_a_server_answers_once_it_is_there_and_well(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_answers_once_it_is_there_and_well(monkeypatch):
     """Whatever proxy the user has, which would be asked for every other address."""
     monkeypatch.setenv("http_proxy", f"http://{UNREACHABLE}:1")
-    url = f"http://{OWN}:{free_port()}/health"
-    assert not answers(url)
     well = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200 if well and self.path == "/health" else 503)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, format: str, *arguments: object) -> None:
-            """Log nothing."""
-
-    with HTTPServer((OWN, int(url.split(":")[2].split("/")[0])), Handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        assert not answers(url)
+    with serving(lambda path, body, key: (200 if well and path == "/health" else 503, None)) as address:
+        assert not answers(f"{address}/health")
         well.append(True)
-        assert answers(url)
-        assert not answers(url.replace("health", "other"))
-        server.shutdown()
+        assert answers(f"{address}/health")
+        assert not answers(f"{address}/other")
+    assert not answers(f"{address}/health")
 
 
-def test_weights_for_a_server_travel_at_the_address_on_its_route() -> None:
+def test_weights_for_a_server_travel_at_the_address_on_its_route():
     here = address_towards(OWN)
     before = set(listened())
     store = rendezvous(here, 0, 2, 30.0, True)
@@ -99,52 +79,27 @@ def test_weights_for_a_server_travel_at_the_address_on_its_route() -> None:
 
 
 @pytest.mark.run
-def test_ranks_of_one_machine_listen_on_loopback_alone() -> None:
+def test_ranks_of_one_machine_listen_on_loopback_alone():
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": OWN, "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo"}
     assert warm().call(said_by_ranks, place) == ['[["0100007F"], [0, 1]]\n'] * 2
 
 
 @pytest.fixture
-def moved() -> Iterator[tuple[str, list[str | None], list[int]]]:
+def moved():
     """A server that redirects to another one; what the other one was sent as a key; the status to redirect with."""
-    keys: list[str | None] = []
-    status = [302]
+    keys, status = [], [302]
 
-    class There(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            keys.append(self.headers.get("Authorization"))
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b"{}")
+    def there(path, body, key):
+        keys.append(key)
+        return 200, {}
 
-        do_POST = do_GET
-
-        def log_message(self, *args: Any) -> None:
-            """Say nothing."""
-
-    there = ThreadingHTTPServer(("127.0.0.1", 0), There)
-
-    class Here(There):
-        def do_GET(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            self.send_response(status[0])
-            self.send_header("Location", f"http://127.0.0.1:{there.server_port}{self.path}")
-            self.end_headers()
-
-        do_POST = do_GET
-
-    here = ThreadingHTTPServer(("127.0.0.1", 0), Here)
-    for server in (here, there):
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    yield f"http://127.0.0.1:{here.server_port}", keys, status
-    for server in (here, there):
-        server.shutdown()
-        server.server_close()
+    with serving(there) as other, serving(lambda path, *_: (status[0], {}, {"Location": f"{other}{path}"})) as here:
+        yield here, keys, status
 
 
 @pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
 @pytest.mark.parametrize("body", [None, b"{}"])
-def test_no_redirect_is_followed_and_the_error_names_where_it_led(moved: Any, code: int, body: bytes | None) -> None:
+def test_no_redirect_is_followed_and_the_error_names_where_it_led(moved, code, body):
     url, keys, status = moved
     status[0] = code
     request = urllib.request.Request(url, body, {"Authorization": "Bearer secret"})
@@ -154,7 +109,7 @@ def test_no_redirect_is_followed_and_the_error_names_where_it_led(moved: Any, co
     assert keys == []
 
 
-def test_every_client_with_a_key_uses_it(moved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_client_with_a_key_uses_it(moved, monkeypatch):
     url, keys, _ = moved
     monkeypatch.setenv("JUDGE_KEY", "secret")
     params = {"url": f"{url}/v1", "model": "m", "backoff_s": 0.0, "api_key_variable": "JUDGE_KEY"}

@@ -1,18 +1,13 @@
 """The server under the HTTP services, over real sockets: hostile requests, slow clients, failures, an end in order."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import json
 import socket
 import threading
-from collections.abc import AsyncIterator, Iterator
-from typing import Any
 
 import pytest
 from pydantic import BaseModel, ConfigDict
-from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from verizero.pipeline.host import service as services
@@ -30,7 +25,7 @@ class Numbers(BaseModel):
     inner: dict[str, int] = {}
 
 
-FAILURES: dict[str, BaseException] = {
+FAILURES = {
     "value": ValueError("x"),
     "memory": MemoryError(),
     "recursion": RecursionError(),
@@ -40,7 +35,7 @@ FAILURES: dict[str, BaseException] = {
 }
 
 
-def answer(request: Request, body: bytes) -> Response:
+def answer(request, body):
     """Double a number; fail as the path says."""
     kind = request.url.path.removeprefix("/fail/")
     if kind in FAILURES:
@@ -51,16 +46,16 @@ def answer(request: Request, body: bytes) -> Response:
 
 
 @pytest.fixture(scope="module")
-def service() -> Iterator[Service]:
+def service():
     with Service(answer, token=TOKEN, max_body=100_000) as made:
         yield made
 
 
-def connected(service: Service) -> socket.socket:
+def connected(service):
     return socket.create_connection(("127.0.0.1", service.port), timeout=PATIENCE_S)
 
 
-def raw(service: Service, data: bytes) -> bytes:
+def raw(service, data):
     """Everything that the service sends back to these bytes until it closes the connection, or one whole answer."""
     with connected(service) as client:
         try:
@@ -72,12 +67,12 @@ def raw(service: Service, data: bytes) -> bytes:
             return type(exc).__name__.encode()
 
 
-def head(*lines: str, path: str = "/", host: str = "localhost", token: str = TOKEN) -> bytes:
+def head(*lines, path="/", host="localhost", token=TOKEN):
     first = [f"POST {path} HTTP/1.1", f"Host: {host}", f"Authorization: Bearer {token}"]
     return "\r\n".join([*first, *lines, "", ""]).encode("latin-1")
 
 
-def post(service: Service, body: Any, path: str = "/", **headers: str) -> tuple[int, Any]:
+def post(service, body, path="/", **headers):
     client = http.client.HTTPConnection("127.0.0.1", service.port, timeout=PATIENCE_S)
     try:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -88,7 +83,7 @@ def post(service: Service, body: Any, path: str = "/", **headers: str) -> tuple[
         client.close()
 
 
-def still_answers(service: Service) -> None:
+def still_answers(service):
     assert post(service, {"number": 21}) == (200, {"double": 42.0})
 
 
@@ -123,7 +118,7 @@ class TestRequestsThatAreNoHttp:
             ("a: \x00",),
         ],
     )
-    def test_the_body_is_never_read_as_the_next_request(self, service: Service, lines: tuple[str, ...]) -> None:
+    def test_the_body_is_never_read_as_the_next_request(self, service, lines):
         reply = raw(service, head(*lines) + b"GET /smuggled HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert reply.startswith((b"400 ", b"413 ", b"501 ", *(CLOSED if len(lines[0]) > 65_536 else ()))), reply
         still_answers(service)
@@ -146,13 +141,13 @@ class TestRequestsThatAreNoHttp:
             b"\x00" * 1000 + b"\r\n\r\n",
         ],
     )
-    def test_garbage_is_answered_with_a_reason(self, service: Service, data: bytes) -> None:
+    def test_garbage_is_answered_with_a_reason(self, service, data):
         reply = raw(service, data)
         assert reply.startswith((b"4", *(CLOSED if len(data) > 65_536 else ()))), reply
         assert len(reply) > 10
         still_answers(service)
 
-    def test_a_broken_chunk_ends_its_connection_alone(self, service: Service) -> None:
+    def test_a_broken_chunk_ends_its_connection_alone(self, service):
         for chunk in (b"zz\r\n", b"-1\r\n", b"5\r\nabcdefgh\r\n", b"FFFFFFFFFFFFFFFFFFFFFFFFF\r\n"):
             assert raw(service, head("Transfer-Encoding: chunked") + chunk).startswith(b"400 ")
         still_answers(service)
@@ -182,41 +177,41 @@ class TestBodies:
             (b'{"a": 1}}', "trailing"),
         ],
     )
-    def test_what_is_wrong_is_named(self, service: Service, body: bytes, reason: str) -> None:
+    def test_what_is_wrong_is_named(self, service, body, reason):
         status, reply = post(service, body)
         assert status in (400, 422)
         assert reason in reply["error"]
         assert len(reply["error"]) < 500
         still_answers(service)
 
-    def test_a_long_body_is_refused_before_it_is_sent(self, service: Service) -> None:
+    def test_a_long_body_is_refused_before_it_is_sent(self, service):
         assert raw(service, head("Content-Length: 100001")).startswith(b"413 ")
         assert raw(service, head("Content-Length: 100001", "Expect: 100-continue")).startswith(b"413 ")
         assert post(service, b'{"number": 1' + b" " * (100_000 - 13) + b"}")[0] == 200
 
-    def test_chunks_are_counted(self, service: Service) -> None:
+    def test_chunks_are_counted(self, service):
         chunk = b"2710\r\n" + b" " * 10_000 + b"\r\n"
         start = head("Transfer-Encoding: chunked")
         assert raw(service, start + chunk * 9 + b"d\r\n" + GOOD + b"\r\n0\r\n\r\n").startswith(b"200 ")
         assert raw(service, start + chunk * 12).startswith(b"413 ")
 
-    def test_a_refused_client_hears_why_though_it_still_sends(self, service: Service) -> None:
+    def test_a_refused_client_hears_why_though_it_still_sends(self, service):
         assert raw(service, head("Content-Length: 5000000") + b" " * 5_000_000).startswith(b"413 ")
         assert raw(service, head("Content-Length: 5000000", token="no") + b" " * 5_000_000).startswith(b"401 ")
 
 
 class TestWhoMayAsk:
     @pytest.mark.parametrize("token", ["", "Secret", "secret ", "secre", "secret\xe9", "x" * 10_000])
-    def test_without_the_token_nothing_is_read(self, service: Service, token: str) -> None:
+    def test_without_the_token_nothing_is_read(self, service, token):
         expected = b"200 " if token.strip() == TOKEN else b"401 "
         assert raw(service, head("Content-Length: 13", token=token) + GOOD).startswith(expected)
         assert raw(service, head("Content-Length: 99", token="no")).startswith(b"401 ")
 
-    def test_the_key_comes_as_a_bearer(self, service: Service) -> None:
+    def test_the_key_comes_as_a_bearer(self, service):
         assert post(service, GOOD, Authorization="bearer secret")[0] == 200
         assert post(service, GOOD, Authorization="Basic secret")[0] == 401
 
-    def test_a_token_is_made(self) -> None:
+    def test_a_token_is_made(self):
         tokens = set()
         for empty in (None, ""):
             made = Service(answer, token=empty)
@@ -225,42 +220,34 @@ class TestWhoMayAsk:
         assert len(tokens) == 2
         assert min(map(len, tokens)) >= 32
 
+    @pytest.mark.parametrize("host", ["localhost", "localhost:8080", "127.0.0.1:1", "127.9.9.9", "[::1]:8"])
+    def test_names_of_this_machine_are_answered(self, service, host):
+        assert raw(service, head("Content-Length: 13", host=host) + GOOD).startswith(b"200 ")
+
     @pytest.mark.parametrize(
-        ("host", "origin", "status"),
+        "host",
         [
-            ("localhost", None, 200),
-            ("localhost:8080", None, 200),
-            ("127.0.0.1:1", None, 200),
-            ("127.9.9.9", None, 200),
-            ("[::1]:8", None, 200),
-            ("evil.example", None, 421),
-            ("localhost.evil.example", None, 421),
-            ("127.0.0.1.evil.example", None, 421),
-            ("evil.example#localhost", None, 421),
-            ("localhost@evil.example", None, 421),
-            ("[::1", None, 421),
-            ("", None, 421),
-            ("0.0.0.0", None, 421),
-            ("10.0.0.1", None, 421),
-            ("localhost:1", "http://localhost:1", 200),
-            ("localhost:1", "http://localhost:2", 403),
-            ("localhost:1", "http://evil.example", 403),
-            ("localhost:1", "null", 403),
-            ("localhost:1", "", 403),
-            ("localhost:1", "file://", 403),
-            ("localhost:1", "http://localhost:1.evil.example", 403),
+            *("evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "evil.example#localhost"),
+            *("localhost@evil.example", "[::1", "", "0.0.0.0", "10.0.0.1"),
         ],
     )
-    def test_pages_of_others_are_refused(self, service: Service, host: str, origin: str | None, status: int) -> None:
-        lines = ["Content-Length: 13"] + ([] if origin is None else [f"Origin: {origin}"])
-        assert raw(service, head(*lines, host=host) + GOOD).startswith(b"%d " % status)
+    def test_other_names_are_refused(self, service, host):
+        assert raw(service, head("Content-Length: 13", host=host) + GOOD).startswith(b"421 ")
 
-    def test_a_service_may_judge_keys_itself_and_write_its_own_refusals(self) -> None:
-        def admits(path: str, key: str) -> None:
+    @pytest.mark.parametrize("port", ["2", "1.evil.example"])
+    def test_pages_of_others_are_refused(self, service, port):
+        for origin in (f"http://localhost:{port}", "http://evil.example", "null", "", "file://"):
+            lines = ["Content-Length: 13", f"Origin: {origin}"]
+            assert raw(service, head(*lines, host="localhost:1") + GOOD).startswith(b"403 ")
+        own = ["Content-Length: 13", "Origin: http://localhost:1"]
+        assert raw(service, head(*own, host="localhost:1") + GOOD).startswith(b"200 ")
+
+    def test_a_service_may_judge_keys_itself_and_write_its_own_refusals(self):
+        def admits(path, key):
             if key != path.strip("/"):
                 raise Refused(404, f"nothing at {path}")
 
-        def error(refused: Refused) -> dict[str, Any]:
+        def error(refused):
             return {"type": "error", "text": refused.message}
 
         with Service(answer, admits=admits, error=error) as service:
@@ -275,8 +262,8 @@ class TestWhoMayAsk:
 class TestFailures:
     @pytest.mark.parametrize("kind", FAILURES)
     @pytest.mark.parametrize("is_async", [False, True])
-    def test_a_failure_is_an_answer_to_its_client_alone(self, kind: str, is_async: bool) -> None:
-        async def answer_in_loop(request: Request, body: bytes) -> Response:
+    def test_a_failure_is_an_answer_to_its_client_alone(self, kind, is_async):
+        async def answer_in_loop(request, body):
             return answer(request, body)
 
         with Service(answer_in_loop if is_async else answer, token=TOKEN) as service:
@@ -284,7 +271,7 @@ class TestFailures:
             assert (status, reply["error"]) == (500, f"the service failed: {type(FAILURES[kind]).__name__}")
             still_answers(service)
 
-    def test_a_connection_is_kept_after_a_refusal_of_the_answer(self, service: Service) -> None:
+    def test_a_connection_is_kept_after_a_refusal_of_the_answer(self, service):
         client = http.client.HTTPConnection("127.0.0.1", service.port, timeout=PATIENCE_S)
         client.connect()
         kept = client.sock
@@ -300,18 +287,18 @@ class TestFailures:
 
 class TestSlowClients:
     @pytest.fixture
-    def hasty(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    def hasty(self, monkeypatch):
         for name in ("IDLE_S", "BODY_S"):
             monkeypatch.setattr(services, name, 0.2)
         monkeypatch.setattr(services, "MAX_CONNECTIONS", 8)
 
-        def long(request: Request, body: bytes) -> Response:
+        def long(request, body):
             return Response(b"x" * 50_000_000) if body == b"long" else answer(request, body)
 
         with Service(long, token=TOKEN) as made:
             yield made
 
-    def test_a_head_that_does_not_come_ends_the_connection(self, hasty: Service) -> None:
+    def test_a_head_that_does_not_come_ends_the_connection(self, hasty):
         for start in (b"", b"POST / HT", head("Content-Length: 13") + GOOD + b"POST"):
             with connected(hasty) as client:
                 client.sendall(start)
@@ -319,13 +306,11 @@ class TestSlowClients:
                     pass
         still_answers(hasty)
 
-    def test_a_body_that_does_not_come_is_refused(self, hasty: Service) -> None:
+    def test_a_body_that_does_not_come_is_refused(self, hasty):
         assert raw(hasty, head("Content-Length: 13") + b"{").startswith(b"408 ")
         assert raw(hasty, head("Transfer-Encoding: chunked") + b"1\r\n{\r\n").startswith(b"408 ")
 
-    def test_those_that_wait_make_room_for_those_that_ask(
-        self, hasty: Service, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_those_that_wait_make_room_for_those_that_ask(self, hasty, monkeypatch):
         monkeypatch.setattr(services, "IDLE_S", PATIENCE_S)
         idle = [connected(hasty) for _ in range(40)]
         for client in idle[20:]:
@@ -338,11 +323,11 @@ class TestSlowClients:
 
 
 class TestStreams:
-    def test_a_stream_ends_when_its_client_leaves(self) -> None:
+    def test_a_stream_ends_when_its_client_leaves(self):
         cancelled = threading.Event()
 
-        async def stream(request: Request, body: bytes) -> Response:
-            async def parts() -> AsyncIterator[bytes]:
+        async def stream(request, body):
+            async def parts():
                 try:
                     while True:
                         yield b"part\n"
@@ -359,10 +344,10 @@ class TestStreams:
                 assert not cancelled.is_set()
             assert cancelled.wait(PATIENCE_S)
 
-    def test_a_request_in_progress_ends_before_the_service_does(self) -> None:
+    def test_a_request_in_progress_ends_before_the_service_does(self):
         begun, may_end = threading.Event(), threading.Event()
 
-        def wait(request: Request, body: bytes) -> Response:
+        def wait(request, body):
             begun.set()
             may_end.wait(PATIENCE_S)
             return JSONResponse("ended")
@@ -376,10 +361,10 @@ class TestStreams:
         with pytest.raises(ConnectionRefusedError):
             connected(service)
 
-    def test_a_service_that_never_began_can_be_closed(self) -> None:
+    def test_a_service_that_never_began_can_be_closed(self):
         Service(answer).close()
 
-    def test_an_address_of_version_6(self) -> None:
+    def test_an_address_of_version_6(self):
         try:
             service = Service(answer, host="::1")
         except OSError as exc:

@@ -19,25 +19,17 @@ rl:
   algorithm: {name: grpo}
   rounds: 3  # the reference moves before each
 """
-ROLLOUT: dict[str, Any] = {
-    "stage": "rl",
-    "round": 1,
-    "step": 1,
-    "prompt_id": "p",
-    "domain": "arithmetic",
-    "prompt": "1+1=",
-    "response": "2",
-    "sample": 0,
-    "reward": 1.0,
-    "status": "graded",
-    "score": 1.0,
-    "reason": "equal",
-    "extracted": "2",
-    "finish_reason": "stop",
-    "length": 1,
-    "kept": True,
-}
+ROLLOUT: dict[str, Any] = json.loads(
+    '{"stage": "rl", "round": 1, "step": 1, "prompt_id": "p", "domain": "arithmetic", "prompt": "1+1=", '
+    '"response": "2", "sample": 0, "reward": 1.0, "status": "graded", "score": 1.0, "reason": "equal", '
+    '"extracted": "2", "finish_reason": "stop", "length": 1, "kept": true}'
+)
 """One line of rollouts.jsonl."""
+INFO: dict[str, Any] = json.loads(
+    '{"name": "demo", "seed": 7, "versions": {"python": "3.11.9", "torch": "2.13.0+cpu"}, "device": "cpu", '
+    '"num_parameters": 812544, "isolation": {"level": 3, "layers": ["namespaces", "seccomp", "rlimits"], '
+    '"missing": {"cgroup": "not writable"}}}'
+)
 
 
 def make_run(folder: Path, rounds: int = 3, steps_per_round: int = 20, sft_steps: int = 60, seed: int = 7) -> Path:
@@ -63,18 +55,7 @@ def make_run(folder: Path, rounds: int = 3, steps_per_round: int = 20, sft_steps
     _write(folder / "metrics.jsonl", rows)
     _write(folder / "rollouts.jsonl", rollouts)
     (folder / "recipe.yaml").write_text(RECIPE, encoding="utf-8")
-    info = {
-        "name": folder.name,
-        "seed": seed,
-        "versions": {"python": "3.11.9", "torch": "2.13.0+cpu"},
-        "device": "cpu",
-        "num_parameters": 812_544,
-        "isolation": {
-            "level": 3,
-            "layers": ["namespaces", "seccomp", "rlimits"],
-            "missing": {"cgroup": "not writable"},
-        },
-    }
+    info = INFO | {"name": folder.name, "seed": seed}
     (folder / "run.json").write_text(json.dumps(info), encoding="utf-8")
     return folder
 
@@ -101,16 +82,8 @@ def _evaluation(rng: random.Random, stage: str, label: str, round_: int, step: i
             cut = tuple(n > 58 for n in lengths)
             samples.append(PromptSamples(f"{domain}/{i}", right, answers, lengths, cut, chance > 0.5))
         domains[domain] = summarize_domain(samples, k)
-    return {
-        "kind": "evaluation",
-        "stage": stage,
-        "round": round_,
-        "step": step,
-        "label": label,
-        "k": k,
-        "domains": domains,
-        "time": {"evaluate/generate": 4.5, "evaluate/verify": 0.25},
-    }
+    place = {"kind": "evaluation", "stage": stage, "round": round_, "step": step, "label": label, "k": k}
+    return {**place, "domains": domains, "time": {"evaluate/generate": 4.5, "evaluate/verify": 0.25}}
 
 
 def _rl_step(rng: random.Random, step: int, round_: int, in_round: int, skill: float) -> dict[str, Any]:
@@ -151,31 +124,14 @@ def _rollouts(
             said = a + b if rng.random() < skill else a + b + rng.choice([-10, -1, 1, 10])
             status = "graded" if rng.random() < 0.93 else rng.choice(["no_answer", "timeout", "sandbox_error"])
             score = float(status == "graded" and said == a + b)
-            response = (
-                f"{a}+{b}: {a % 10}+{b % 10}={a % 10 + b % 10}, carry {int(a % 10 + b % 10 > 9)}.\nAnswer: {said}"
-            )
-            rows.append(
-                {
-                    "stage": stage,
-                    "round": round_,
-                    "step": step,
-                    "prompt_id": f"{domain}/{a}+{b}",
-                    "domain": domain,
-                    "prompt": f"{a}+{b}=",
-                    "response": HOSTILE if (step, i, sample) == (1, 0, 0) and stage == "rl" else response,
-                    "sample": sample,
-                    "reward": None if status == "sandbox_error" else score,
-                    "status": status,
-                    "score": score,
-                    "reason": "equal"
-                    if score
-                    else f"wrong_number: {said} is not {a + b}"
-                    if status == "graded"
-                    else status,
-                    "extracted": str(said) if status == "graded" else None,
-                    "finish_reason": "stop",
-                    "length": len(response),
-                    "kept": i % 3 != 0,
-                }
-            )
+            sum_of_digits = a % 10 + b % 10
+            carry = f"{a % 10}+{b % 10}={sum_of_digits}, carry {int(sum_of_digits > 9)}"
+            response = f"{a}+{b}: {carry}.\nAnswer: {said}"
+            wrong = f"wrong_number: {said} is not {a + b}" if status == "graded" else status
+            own = {"stage": stage, "round": round_, "step": step, "prompt_id": f"{domain}/{a}+{b}", "domain": domain}
+            own |= {"prompt": f"{a}+{b}=", "sample": sample, "status": status, "score": score}
+            own |= {"reward": None if status == "sandbox_error" else score, "reason": "equal" if score else wrong}
+            own |= {"response": HOSTILE if (step, i, sample) == (1, 0, 0) and stage == "rl" else response}
+            own |= {"extracted": str(said) if status == "graded" else None, "length": len(response)}
+            rows.append(ROLLOUT | own | {"kept": i % 3 != 0})
     return rows

@@ -4,10 +4,7 @@ import functools
 import json
 import re
 import shutil
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -34,13 +31,6 @@ CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
 
 
 @pytest.fixture(scope="module")
-def run_dir(tmp_path_factory):
-    run_dir = make_run(tmp_path_factory.mktemp("runs") / "demo")
-    build_page(run_dir)
-    return run_dir
-
-
-@pytest.fixture(scope="module")
 def browser():
     from playwright.sync_api import sync_playwright
 
@@ -55,7 +45,7 @@ def open_contexts(browser):
     """Contexts by scheme and width, made once: to start a renderer costs much, and the report stores nothing."""
 
     @functools.cache
-    def context_of(scheme: str, width: int) -> Any:
+    def context_of(scheme, width):
         context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
         context.new_page()  # keeps the renderer
         return context
@@ -68,7 +58,7 @@ BOTH = [LOOKS[0], LOOKS[3]]
 """Both schemes and both widths: what a page does depends on one of them at most."""
 
 
-def name_of(look: tuple[str, int]) -> str:
+def name_of(look):
     return f"{look[0]}-{look[1]}"
 
 
@@ -80,11 +70,11 @@ def page(request, open_contexts, run_dir):
 
 
 @contextmanager
-def shown(context: Any, run_dir: Path) -> Iterator[Any]:
+def shown(context, run_dir):
     """The report of a run; the test fails if the page logs an error or asks for anything but itself."""
     page = context.new_page()
-    errors: list[str] = []
-    asked: list[str] = []
+    errors = []
+    asked = []
     page.on("console", lambda m: errors.append(m.text) if m.type in ("error", "warning") else None)
     page.on("pageerror", lambda e: errors.append(str(e)))
     page.on("request", lambda r: asked.append(r.url))
@@ -95,7 +85,7 @@ def shown(context: Any, run_dir: Path) -> Iterator[Any]:
     assert [url for url in asked if not url.startswith("data:")] == [(run_dir / "report.html").as_uri()]
 
 
-def count(page: Any) -> int:
+def count(page):
     return int(page.locator("#count").inner_text().split()[0])
 
 
@@ -198,16 +188,16 @@ def test_everything_that_is_touched_is_large_enough_on_a_phone(page):
 
 
 LONG = "row of a table\n" * 60
-PLAYS: list[tuple[str, int, list[tuple[str, str, list[dict[str, Any]]]]]] = [
+PLAYS = [
     ("done", 1, [("sum", LONG, [{"a": 27, "b": 58}]), ("", "", [])]),
     ("turns", 2, [("look", HOSTILE, [{"at": "shelf"}]), ("look", "nothing", [{"at": "door"}]), ("", "", [])]),
 ]
 """(ending, rows, (tool, result, arguments) of each turn)."""
 
 
-def episode(row: dict[str, Any], number: int) -> dict[str, Any]:
+def episode(row, number):
     ending, rows, turns = PLAYS[number]
-    messages: list[dict[str, Any]] = [{"role": "user", "text": row["prompt"]}]
+    messages = [{"role": "user", "text": row["prompt"]}]
     for k, (tool, result, calls) in enumerate(turns):
         turn = {"role": "assistant", "text": f"turn {k} of {number}", "tokens": 4 + k, "reward": k / 2, "version": 9}
         messages.append(turn | ({"calls": [{"name": tool, "arguments": c} for c in calls]} if calls else {}))

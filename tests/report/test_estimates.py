@@ -23,11 +23,11 @@ ANSWERS = st.sampled_from(["1", "2", "3", None])
 SAMPLES = st.lists(st.tuples(st.booleans(), ANSWERS), min_size=1, max_size=9)
 
 
-def slow_pass(correct: list[bool], k: int) -> float:
+def slow_pass(correct, k):
     return fmean(any(subset) for subset in combinations(correct, k))
 
 
-def slow_majority(samples: list[tuple[bool, str | None]], k: int) -> float:
+def slow_majority(samples, k):
     worth = {}
     for answer in {a for _, a in samples}:
         judged = [right for right, a in samples if a == answer]
@@ -40,7 +40,7 @@ def slow_majority(samples: list[tuple[bool, str | None]], k: int) -> float:
     return fmean(scores)
 
 
-def make(prompt_id: str, correct: str, answers: str = "", greedy: bool | None = None) -> PromptSamples:
+def make(prompt_id, correct, answers="", greedy=None):
     right = tuple(c == "1" for c in correct)
     given_answers = tuple(None if a == "-" else a for a in answers) or tuple("a" if r else "b" for r in right)
     return PromptSamples(prompt_id, right, given_answers, tuple(range(len(right))), (False,) * len(right), greedy)
@@ -147,7 +147,7 @@ def test_prompts_that_lost_samples_are_counted_not_guessed():
 
 
 def test_no_majority_is_told_where_right_answers_cannot_vote():
-    def sampled(right: str, answers: list[str | None]) -> PromptSamples:
+    def sampled(right, answers):
         return PromptSamples("p", tuple(r == "1" for r in right), tuple(answers), (1, 1), (False, False))
 
     assert "maj@k" not in summarize_domain([sampled("10", [None, "x"])], 2)
@@ -168,7 +168,7 @@ def test_bad_samples_are_refused_by_name():
 
 
 def test_the_mean_reward_is_of_all_prompts_also_of_those_whose_rewards_are_shares():
-    def rewarded(prompt_id: str, *rewards: float) -> PromptSamples:
+    def rewarded(prompt_id, *rewards):
         scores = tuple(min(1.0, max(0.0, r)) for r in rewards)
         right, none = tuple(r >= 1 for r in rewards), (None,) * len(rewards)
         lengths, cut = (1,) * len(rewards), (False,) * len(rewards)

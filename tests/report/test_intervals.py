@@ -80,7 +80,7 @@ def test_pairing_takes_out_how_hard_each_prompt_is():
     assert loose.high - loose.low > 10 * (paired.high - paired.low)
 
 
-def shifted(by: float, n: int = 320) -> tuple[dict[str, float], dict[str, float]]:
+def shifted(by, n=320):
     before = {str(i): 0.5 for i in range(n)}
     return before, {p: v + by for p, v in before.items()}
 

@@ -4,15 +4,13 @@ import base64
 import hashlib
 import json
 import re
-from html.parser import HTMLParser
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.report.runs import HOSTILE, RECIPE, make_run, read_rows
+from tests.shown_texts import Reader
 from verizero.pipeline.errors import RunError
 from verizero.pipeline.report.curves import Chart, Series
 from verizero.pipeline.report.page import MAX_ALARMS, SETTINGS, Card, _duration, build_page, embed, result_line
@@ -21,55 +19,14 @@ from verizero.pipeline.report.samples import choose_samples
 from verizero.pipeline.report.summary import build_summary
 from verizero.pipeline.shown import visible
 
-VOID = {"meta", "link", "input", "img", "br", "hr"}
-
-
-class Reader(HTMLParser):
-    """Reads a page as a browser's tokenizer does: scripts end at the first </script>, whatever surrounds it."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.scripts: list[str] = []
-        self.text = ""
-        self.open: list[str] = []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag == "script":
-            self.scripts.append("")
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open, f"</{tag}> closes nothing"
-        assert self.open[-1] == tag, f"</{tag}> closes <{self.open[-1]}>"
-        self.open.pop()
-
-    def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] == "script":
-            self.scripts[-1] += data
-        elif not self.open or self.open[-1] != "style":
-            self.text += data
-
-
-@pytest.fixture(scope="module")
-def run_dir(tmp_path_factory):
-    return make_run(tmp_path_factory.mktemp("runs") / "demo")
-
 
 @pytest.fixture(scope="module")
 def page(run_dir):
     return Reader(build_page(run_dir).read_text(encoding="utf-8"))
 
 
-def payload(page: Reader) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(page.scripts[0])
+def payload(page):
+    found = json.loads(page.scripts[0])
     return found
 
 
@@ -89,7 +46,6 @@ def test_the_page_asks_nothing_of_a_network(page):
         for name in ("src", "href", "action", "data", "srcset", "xlink:href"):
             assert str(attrs.get(name) or "#")[:5] in {"#", "data:"} or str(attrs[name]).startswith("#"), (tag, attrs)
     policy = next(a["content"] for tag, a in page.tags if a.get("http-equiv") == "Content-Security-Policy")
-    assert policy is not None
     assert "default-src 'none'" in policy
     digest = base64.b64encode(hashlib.sha256(page.scripts[1].encode()).digest()).decode()
     assert f"script-src 'sha256-{digest}'" in policy
@@ -269,16 +225,16 @@ def test_the_options_at_the_beginning_of_a_remedy_are_told_from_words(remedy, li
 SIGN = {"measure": "entropy", "value": 0.003, "limit": 0.02, "said": "entropy fell to 0.003 (guard.min_entropy: 0.02)"}
 
 
-def collapse(**more: Any) -> dict[str, Any]:
+def collapse(**more):
     place = {"stage": "rl", "stage_kind": "rl", "round": 3, "step": 60}
     return {"kind": "alarm", "alarm": "collapse", **place, "signs": [SIGN], "time": {}, **more}
 
 
-def rolled_back(to_step: int) -> dict[str, Any]:
+def rolled_back(to_step):
     return collapse(action="roll_back", to_step=to_step, roll_backs=1, knob={"rl.optimizer.learning_rate": 1.5e-4})
 
 
-def write(folder: Path, name: str, rows: list[dict[str, Any]]) -> None:
+def write(folder, name, rows):
     folder.mkdir(exist_ok=True)
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     (folder / name).write_bytes(text.encode("utf-8", "surrogatepass"))

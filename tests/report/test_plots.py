@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.report.runs import make_run, read_rows
+from tests.report.runs import read_rows
 from verizero.pipeline.report.curves import Chart, Series, build_charts, moving_average, thin
 from verizero.pipeline.report.plots import draw
 from verizero.pipeline.report.run_files import read_run
@@ -16,16 +16,11 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture(scope="module")
-def run_dir(tmp_path_factory):
-    return make_run(tmp_path_factory.mktemp("runs") / "demo")
-
-
-@pytest.fixture(scope="module")
 def charts(run_dir):
     return {c.name: c for c in build_charts(read_run(run_dir))}
 
 
-def line(values: list[float | None], **more: object) -> Chart:
+def line(values, **more):
     series = Series("one", tuple(values))
     return Chart("name", "Title", "", tuple(float(i) for i in range(len(values))), (series,), **more)
 
@@ -85,7 +80,7 @@ def test_a_moving_average_is_the_mean_of_its_neighbours(values, half):
 
 @pytest.mark.run
 def test_plots_are_whole_documents_that_refer_to_nothing_outside(charts):
-    seen: set[str] = set()
+    seen = set()
     for chart in charts.values():
         svg = draw(chart).svg
         root = ElementTree.fromstring(svg)
@@ -128,9 +123,9 @@ def test_under_a_long_legend_the_picture_grows():
         for n in (2, 24)
     )
 
-    def axes_height(plot: object) -> float:
-        svg, box = plot.svg, plot.box  # type: ignore[attr-defined]
-        height = float(re.search(r'viewBox="0 0 \S+ (\S+)"', svg).group(1))  # type: ignore[union-attr]
+    def axes_height(plot):
+        svg, box = plot.svg, plot.box
+        height = float(re.search(r'viewBox="0 0 \S+ (\S+)"', svg).group(1))
         return height * (box[3] - box[1])
 
     assert axes_height(many) == pytest.approx(110)

@@ -24,16 +24,16 @@ class Clock:
 
     now = 100.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now
 
 
-def lines_at() -> tuple[Lines, Clock, StringIO]:
+def lines_at():
     clock, out = Clock(), StringIO()
     return Lines(out, clock=clock), clock, out
 
 
-def shown(out: StringIO) -> list[str]:
+def shown(out):
     """The lines without their times."""
     return [line.split("] ", 1)[1] for line in out.getvalue().splitlines()]
 

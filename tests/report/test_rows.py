@@ -1,7 +1,6 @@
 """Rows of metrics.jsonl and rollouts.jsonl are written in one form, and a line of any other form is refused by name."""
 
 import json
-from typing import Any
 
 import pytest
 
@@ -10,9 +9,9 @@ from verizero.pipeline.errors import DataError
 from verizero.pipeline.report.row_types import metrics_row, rollout_row, to_json
 from verizero.pipeline.report.run_files import read_metrics, read_rollouts
 
-PLACE: dict[str, Any] = {"stage": "rl", "stage_kind": "rl", "round": 1, "step": 2}
+PLACE = {"stage": "rl", "stage_kind": "rl", "round": 1, "step": 2}
 SIGN = {"measure": "entropy", "value": 0.003, "limit": 0.02, "text": "entropy fell to 0.003"}
-LINES: dict[str, dict[str, Any]] = {
+LINES = {
     "step": {"kind": "step", **PLACE, "metrics": {"loss": 1, "kl/k3": 0.5}, "time": {"update": 0.1}},
     "sample": {"kind": "sample", **PLACE, "metrics": {}, "time": {}},
     "pairs": {"kind": "pairs", "stage": "dpo", "stage_kind": "preference", "round": 1, "metrics": {}, "time": {}},

@@ -3,7 +3,6 @@
 import json
 from collections import Counter
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,7 +13,7 @@ from verizero.pipeline.report.row_types import rollout_row
 from verizero.pipeline.report.samples import choose_samples, divide, shorten, spaced, verdict_name
 
 
-def write(folder: Path, stages: dict[str, int], group_size: int = 4, response: str = "r") -> Path:
+def write(folder, stages, group_size=4, response="r"):
     rows = [
         ROLLOUT | {"stage": stage, "step": step, "prompt_id": f"p{step}", "sample": sample, "response": response}
         for stage, groups in stages.items()

@@ -1,27 +1,32 @@
-"""The summary against a plain reading of the same files."""
+"""The summary against a plain reading of the same files, and what a round and a run show of it in short."""
 
+import base64
 import json
+import re
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from statistics import fmean
+from xml.etree import ElementTree
 
 import pytest
 
-from tests.report.runs import make_run, read_rows
+from tests.report.runs import read_rows
+from tests.stages.tiny import tiny
 from verizero.pipeline.errors import RunError
 from verizero.pipeline.report.estimates import PromptSamples, summarize_domain
 from verizero.pipeline.report.page import build_page, result_line
-from verizero.pipeline.report.result import result_lines, result_markdown
+from verizero.pipeline.report.result import (
+    MAX_ANSWERS,
+    result_lines,
+    result_markdown,
+    round_markdown,
+    round_samples,
+    run_tags,
+)
 from verizero.pipeline.report.row_types import StepRow
 from verizero.pipeline.report.summary import build_summary, count_seconds
 
 
-@pytest.fixture(scope="module")
-def run_dir(tmp_path_factory):
-    return make_run(tmp_path_factory.mktemp("runs") / "demo")
-
-
-def rewrite(run_dir: Path, rows: list[dict]) -> None:
+def rewrite(run_dir, rows):
     run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
 
@@ -124,7 +129,7 @@ def test_evaluations_of_other_prompts_are_not_paired(run_dir, tmp_path):
     assert "new" not in domains["induction"], "pass@k below pass@1 cannot be divided"
 
 
-def _ends(rows: list[dict]) -> tuple[int, int]:
+def _ends(rows):
     return next(i for i, r in enumerate(rows) if r.get("label") == "after sft"), len(rows) - 1
 
 
@@ -144,7 +149,7 @@ def test_a_summary_that_cannot_be_written_leaves_the_old_one(run_dir, tmp_path, 
     build_summary(tmp_path)
     old = (tmp_path / "summary.json").read_bytes()
 
-    def full(handle: int) -> None:
+    def full(handle):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("verizero.pipeline.host.disk.os.fsync", full)
@@ -154,7 +159,7 @@ def test_a_summary_that_cannot_be_written_leaves_the_old_one(run_dir, tmp_path, 
     assert sorted(p.name for p in tmp_path.iterdir()) == ["metrics.jsonl", "summary.json"]
 
 
-def evaluated(run_dir: Path, scores: tuple[float, float], k: int) -> None:
+def evaluated(run_dir, scores, k):
     """Write a run whose verifier gave ten prompts these mean scores before and after, none of them wholly right."""
     rows = []
     for step, score in enumerate(scores):
@@ -207,7 +212,7 @@ def test_with_one_sample_nothing_is_called_new_and_pass_1_stands_there_once(tmp_
 
 
 def test_the_result_has_both_measures_where_domains_differ():
-    def side(**measures: float) -> dict[str, Any]:
+    def side(**measures):
         return {**measures, "intervals": {}}
 
     summary = {
@@ -219,3 +224,62 @@ def test_the_result_has_both_measures_where_domains_differ():
     }  # fmt: skip
     line = "Held-out pass@1 0.20 → 0.60 on sums; mean reward -1.500 → 2.250 on notes (before training → round 1)"
     assert result_line(summary) == line
+
+
+@pytest.mark.run
+def test_its_pictures_are_whole_in_themselves(run_dir):
+    text = round_markdown(run_dir)
+    pictures = re.findall(r"!\[([^\]]+)\]\(data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)\)", text)
+    assert {"Reward", "Held-out pass@1"} <= {title for title, _ in pictures}
+    for _, code in pictures:
+        svg = base64.b64decode(code).decode()
+        assert ElementTree.fromstring(svg).tag.endswith("svg")
+        assert not re.search(r"https?://(?!www\.w3\.org/)", svg)
+        assert "var(--series-1)" not in svg  # without a page around it there are no variables: each has a fallback
+    assert "<svg" not in text
+    assert str(run_dir.resolve() / "report.html") in text
+
+
+def test_its_table_has_a_line_for_each_round(run_dir):
+    steps = [r for r in read_rows(run_dir / "metrics.jsonl") if r["kind"] == "step" and r["stage"] == "rl"]
+    lines = [line for line in round_markdown(run_dir).splitlines() if re.match(r"\| \d+ \|", line)]
+    assert [line.split("|")[2].strip() for line in lines] == ["20", "20", "20"]
+    second = fmean(r["metrics"]["reward/sampled"] for r in steps if r["round"] == 2)
+    assert lines[1].split("|")[3].strip() == f"{second:.3g}"
+    after = {e["round"]: e for e in read_rows(run_dir / "metrics.jsonl") if e["kind"] == "evaluation"}
+    rates = [fmean(d["pass@1"]["value"] for d in after[r]["domains"].values()) for r in (1, 2, 3)]
+    assert [line.split("|")[7].strip() for line in lines] == [f"{rate:.3f}" for rate in rates]
+
+
+def test_rounds_of_two_stages_are_apart_and_alarms_come_first(run_dir, tmp_path):
+    rows = read_rows(run_dir / "metrics.jsonl")
+    more = [{**r, "stage": "rl_again", "stage_kind": "rl"} for r in rows if r["stage"] == "rl" and r.get("round") == 1]
+    sign = {"measure": "KL", "value": 2.0, "limit": 1.0, "said": "KL rose to 2 (guard.limits.max_kl: 1)"}
+    alarm = {"kind": "alarm", "alarm": "collapse", "stage": "rl", "round": 3, "step": 60, "action": "warn"}
+    alarm["signs"] = [sign]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in [*rows, alarm, *more]))
+    text = round_markdown(tmp_path)
+    assert text.startswith(
+        "**Alarm.** rl step 60: RL may be collapsing: KL rose to 2 (guard.limits.max_kl: 1). The run went on"
+    )
+    names = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")][2:]
+    assert names == ["1", "2", "3", "rl_again 1"]
+
+
+def test_answers_are_those_of_the_stage_and_round(run_dir):
+    rows = read_rows(run_dir / "rollouts.jsonl")
+    own = [r for r in rows if r["stage"] == "rl" and r["round"] == 2][-MAX_ANSWERS:]
+    found = round_samples(run_dir, "rl", 2)
+    assert [(f["step"], f["response"], f["verdict"], f["reason"]) for f in found] == [
+        (r["step"], r["response"], r["status"], r["reason"]) for r in own
+    ]
+    assert len(found) == MAX_ANSWERS
+    assert round_samples(run_dir, "rl_again", 2) == []
+
+
+def test_runs_are_found_by_name_model_and_algorithms():
+    assert run_tags(tiny()) == ["tiny", "qwen2", "grpo"]
+    again = {"name": "rl_again", "kind": "rl", "with": {"algorithm": {"name": "dapo"}}}
+    assert run_tags(tiny({"stages": ["sft", "rl", again]})) == ["tiny", "qwen2", "grpo", "dapo"]
+    with_path = tiny({"model": {"create": None, "path": "Qwen/Qwen3-0.6B"}, "stages": ["sft"]})
+    assert run_tags(with_path) == ["tiny", "Qwen3-0.6B"]

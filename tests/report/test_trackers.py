@@ -5,8 +5,6 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +17,7 @@ from verizero.pipeline.report.trackers import base
 from verizero.pipeline.report.trackers.base import COLUMNS, MOST_CHARACTERS, MOST_SAMPLES, Trackers
 
 
-def read_events(folder: Path) -> dict[tuple[str, int], float]:
+def read_events(folder):
     from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
     from tensorboard.compat.proto.event_pb2 import Event
 
@@ -66,16 +64,16 @@ def test_an_unknown_tracker_is_refused(tmp_path):
 class Recorder:
     """A tracker without tables that keeps what it is told, and fails from a step on."""
 
-    def __init__(self, fails_at: int | None = None) -> None:
-        self.rows: list[tuple[int, dict[str, float]]] = []
+    def __init__(self, fails_at=None):
+        self.rows = []
         self.fails_at, self.closed = fails_at, False
 
-    def log(self, row: Mapping[str, float], step: int) -> None:
+    def log(self, row, step):
         if self.fails_at is not None and step >= self.fails_at:
             raise ConnectionError("service unavailable")
         self.rows.append((step, dict(row)))
 
-    def close(self) -> None:
+    def close(self):
         self.closed = True
 
 
@@ -119,7 +117,7 @@ class Mine:
 class EntryPoint:
     name, value = "mine", "theirs:Mine"
 
-    def __init__(self, loads: object) -> None:
+    def __init__(self, loads):
         self.load = lambda: loads
 
 

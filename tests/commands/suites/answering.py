@@ -1,7 +1,5 @@
 """A model at an address that speaks chat completions: it gives the answers of a table, and notes what it is asked."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Iterator

@@ -1,17 +1,12 @@
 """Two models side by side, the two ends of a run, contamination, promotion on suites, and a killed command."""
 
-from __future__ import annotations
-
 import json
 import os
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.commands.suites.answering import answering
-from tests.commands.suites.rows import SUITES, write_rows
+from tests.commands.suites.rows import COUNT, SUITES, write_rows
 from tests.commands.suites.test_suites import answers_of, tiny_model
 from tests.commands.test_promote import cell, first_cell
 from tests.far import FarProgram
@@ -29,7 +24,7 @@ from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.report.progress import Progress
 
 
-def run_folder(folder: Path, rows: list[dict[str, Any]], changes: dict[str, Any] | None = None) -> Path:
+def run_folder(folder, rows, changes=None):
     """Write the folder of a finished run that trained on these rows."""
     tiny_model(folder / "model")
     (folder / "data").mkdir()
@@ -41,7 +36,7 @@ def run_folder(folder: Path, rows: list[dict[str, Any]], changes: dict[str, Any]
 
 
 @pytest.mark.run
-def test_two_models_are_compared_row_by_row_with_a_paired_interval(tmp_path: Path) -> None:
+def test_two_models_are_compared_row_by_row_with_a_paired_interval(tmp_path):
     data = write_rows(tmp_path / "rows", "gsm8k", "math500")
     loaded = load_suites(["gsm8k", "math500"], data, {"samples": 1})
     right, near = answers_of(loaded, "right"), answers_of(loaded, "near")
@@ -63,7 +58,7 @@ def test_two_models_are_compared_row_by_row_with_a_paired_interval(tmp_path: Pat
     assert not (tmp_path / "weak" / "report.html").exists()
 
 
-def test_a_run_is_its_first_weights_and_its_newest(tmp_path: Path) -> None:
+def test_a_run_is_its_first_weights_and_its_newest(tmp_path):
     run = run_folder(tmp_path / "mine", [])
     (only,) = measured_of([str(run)])
     assert (only.label, only.model, only.folder, only.run) == ("final", str(run / "model"), run / "suites", run)
@@ -79,7 +74,7 @@ def test_a_run_is_its_first_weights_and_its_newest(tmp_path: Path) -> None:
             measured_of(names)
 
 
-def test_a_model_in_another_place_is_the_same_and_other_weights_are_not(tmp_path: Path) -> None:
+def test_a_model_in_another_place_is_the_same_and_other_weights_are_not(tmp_path):
     model = tiny_model(tmp_path / "model")
     first = measured_of([str(model)])[0].fingerprint()
     model.rename(tmp_path / "moved")
@@ -92,11 +87,11 @@ def test_a_model_in_another_place_is_the_same_and_other_weights_are_not(tmp_path
     assert moved.fingerprint() != first
 
 
-def test_questions_that_a_run_trained_on_are_counted_and_left_out_of_a_second_rate(tmp_path: Path) -> None:
+def test_questions_that_a_run_trained_on_are_counted_and_left_out_of_a_second_rate(tmp_path):
     (own,) = load_suites(["gsm8k"], write_rows(tmp_path / "rows", "gsm8k"), {})
     seen = [{"id": f"t{i}", "question": SUITES["gsm8k"](i).row["question"], "answer": "1", "verifier": "math"}
-            for i in (3, 7)]  # fmt: skip
-    shown = [{"id": "d", "question": SUITES["gsm8k"](9).row["question"].upper(), "answer": "1", "verifier": "math",
+            for i in (3, 5)]  # fmt: skip
+    shown = [{"id": "d", "question": SUITES["gsm8k"](7).row["question"].upper(), "answer": "1", "verifier": "math",
               "demonstration": "1"}]  # fmt: skip
     (tmp_path / "shown.jsonl").write_text("".join(json.dumps(r) + "\n" for r in shown))
     source = {"file": str(tmp_path / "shown.jsonl")}
@@ -104,16 +99,16 @@ def test_questions_that_a_run_trained_on_are_counted_and_left_out_of_a_second_ra
     train, unread = trained_on(run)
     overlap = find_overlap(train, own.prompts)
     assert (overlap.counts, unread) == ({"exact": 2, "normalised": 1, "ngram": 0}, "")
-    measures = {"by_prompt": [[p.id, 1.0 if i in (3, 7, 9) else 0.0] for i, p in enumerate(own.prompts)]}
+    measures = {"by_prompt": [[p.id, 1.0 if i in (3, 5, 7) else 0.0] for i, p in enumerate(own.prompts)]}
     note = overlap_note(overlap, unread, measures)
-    assert "3 of 20 evaluation prompts occur in training" in note
+    assert f"3 of {COUNT} evaluation prompts occur in training" in note
     assert "without them pass@1 is 0.000" in note
     (tmp_path / "shown.jsonl").unlink()
     assert "demonstrations could not be read" in trained_on(run)[1]
 
 
 @pytest.mark.run
-def test_the_overlap_with_what_a_run_trained_on_is_on_the_terminal_and_on_the_page(tmp_path: Path) -> None:
+def test_the_overlap_with_what_a_run_trained_on_is_on_the_terminal_and_on_the_page(tmp_path):
     loaded = load_suites(["gsm8k"], write_rows(tmp_path / "rows", "gsm8k"), {})
     rows = [{"id": "t", "question": SUITES["gsm8k"](3).row["question"], "answer": "1", "verifier": "math"}]
     run = run_folder(tmp_path / "mine", rows)
@@ -121,21 +116,19 @@ def test_the_overlap_with_what_a_run_trained_on_is_on_the_terminal_and_on_the_pa
         model = Measured("final", served.url, run / "suites", run=run, served="made")
         (done,) = evaluate_suites([model], loaded, [], Progress())
         text = "\n".join(compared([done], loaded))
-    assert "contamination: 1 of 20 evaluation prompts occur in training" in text
+    assert f"contamination: 1 of {COUNT} evaluation prompts occur in training" in text
     assert "without them pass@1 is 1.000" in text
-    assert "contamination: 1 of 20" in (run / "suites" / "report.html").read_text()
+    assert f"contamination: 1 of {COUNT}" in (run / "suites" / "report.html").read_text()
 
 
 @pytest.mark.run
-def test_a_promotion_on_suites_compares_the_answers_of_both_models(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_promotion_on_suites_compares_the_answers_of_both_models(tmp_path, monkeypatch):
     loaded = load_suites(["gsm8k"], write_rows(tmp_path / "rows", "gsm8k"), {})
     right, near = answers_of(loaded, "right"), answers_of(loaded, "near")
     with answering(right.__getitem__) as strong, answering(near.__getitem__) as weak:
         urls = {"new": strong.url, "old": weak.url, "0001": weak.url}
 
-        def at_its_address(label: str, model: str, folder: Path, template: object) -> Measured:
+        def at_its_address(label, model, folder, template):
             return Measured(label, urls[label], folder, served=label)
 
         monkeypatch.setattr("verizero.pipeline.commands.suites.models.Measured", at_its_address)
@@ -145,34 +138,33 @@ def test_a_promotion_on_suites_compares_the_answers_of_both_models(
         folder = promote.promote(first, registry, "first")
         assert first_cell((folder / "README.md").read_text(), "gsm8k") == cell(first.domains["gsm8k"]["pass@1"])
         found = promote.compare_with_champion(run_folder(tmp_path / "new", []), registry, on_suites=on_suites)
-    assert (found.verdict, found.num_prompts) == ("better", 20)
-    assert found.difference is not None
+    assert (found.verdict, found.num_prompts) == ("better", COUNT)
     assert found.difference.value == 1.0
     assert (folder / "suites" / "answers.jsonl").is_file()  # next to the champion's model
 
 
 @pytest.mark.run
-def test_a_killed_command_asks_no_question_again_and_ends_with_the_same_bytes(tmp_path: Path) -> None:
+def test_a_killed_command_asks_no_question_again_and_ends_with_the_same_bytes(tmp_path):
     data = write_rows(tmp_path / "rows", "gsm8k", "ifeval")
     loaded = load_suites(["gsm8k", "ifeval"], data, {})
-    answers: Mapping[str, str] = answers_of(loaded, "right")
-    with answering(answers.__getitem__, most=23) as model:
+    answers = answers_of(loaded, "right")
+    with answering(answers.__getitem__, most=9) as model:
         words = ["verizero.pipeline.cli", "eval", f"{model.url}#made", "--suite", "gsm8k,ifeval"]
         words += ["--data-dir", str(data), "--out", str(tmp_path / "out")]
         log, file = tmp_path / "log", tmp_path / "out" / "answers.jsonl"
         program = FarProgram(TRAINING, words, log, os.environ, ROOT)
         until(model.stalled.is_set, "the last answer")
-        until(lambda: len(file.read_text().splitlines()) == 23, "its line")
+        until(lambda: len(file.read_text().splitlines()) == 9, "its line")
         program.kill()
         program.wait(60)
         with model.lock:
             model.most = None
         assert FarProgram(TRAINING, words, log, os.environ, ROOT).wait(240) == 0, log.read_text()
-        assert len(model.answered) == len(set(model.answered)) == 40
+        assert len(model.answered) == len(set(model.answered)) == 16
         whole = [Measured("made", model.url, tmp_path / "whole", served="made")]
         compared(evaluate_suites(whole, loaded, [], Progress()), loaded)
     for name in ("rollouts.jsonl", "recipe.yaml", "run.json"):
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     assert "ifeval         made: pass@1 1.000" in log.read_text()
-    assert "ask made: 40 steps, 23 of them done before" in log.read_text()
-    assert "ask made 40/40" in log.read_text()
+    assert "ask made: 16 steps, 9 of them done before" in log.read_text()
+    assert "ask made 16/16" in log.read_text()

@@ -1,37 +1,27 @@
 """The audit finds what it is for: planted errors, planted dependences on form, planted holes."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
+import subprocess
+import sys
 
 import pytest
 
 from tests.verifiers.rows import WITHOUT_SANDBOX
 from verizero.pipeline.cli import main
-from verizero.pipeline.commands.verifiers.labelled_rows import Defaults, Row, good_rows
+from verizero.pipeline.commands.verifiers.labelled_rows import Defaults, good_rows
 from verizero.pipeline.commands.verifiers.proof import audit, disagree
 from verizero.pipeline.commands.verifiers.rewriting import REWRITINGS, probes, rewritten
 from verizero.pipeline.types import Verdict
 
 ROWS = [
     {
-        "id": f"r{n}",
+        "id": f"{'r' if label else 'w'}{n}",
         "prompt": f"What is {n} + 1?",
         "reference": str(n + 1),
-        "response": rf"So \boxed{{{n + 1}}}",
-        "label": True,
+        "response": rf"So \boxed{{{n + label}}}",
+        "label": label,
     }
-    for n in (10, 20)
-] + [
-    {
-        "id": f"w{n}",
-        "prompt": f"What is {n} + 1?",
-        "reference": str(n + 1),
-        "response": rf"So \boxed{{{n}}}",
-        "label": False,
-    }
+    for label in (True, False)
     for n in (10, 20)
 ]
 CODE = {
@@ -44,7 +34,7 @@ CODE = {
 }
 
 
-def rows(tmp_path: Path, given: list[dict[str, Any]] = ROWS, body: str = "", verifier: Any = "numeric") -> list[Row]:
+def rows(tmp_path, given=ROWS, body="", verifier="numeric"):
     if body:
         (tmp_path / "mine.py").write_text(
             f"from verizero.verifiers.base import *\n\n@verifier\ndef mine(attempt):\n    {body}\n"
@@ -54,7 +44,7 @@ def rows(tmp_path: Path, given: list[dict[str, Any]] = ROWS, body: str = "", ver
     return good_rows(path, Defaults("mine" if body else verifier, tmp_path))
 
 
-def test_a_sound_verifier_passes_all_of_it(tmp_path: Path) -> None:
+def test_a_sound_verifier_passes_all_of_it(tmp_path):
     report = audit(rows(tmp_path))
     assert report.passed, str(report)
     counts = {f.name: f.checked for f in report.findings}
@@ -63,7 +53,7 @@ def test_a_sound_verifier_passes_all_of_it(tmp_path: Path) -> None:
     assert counts["answers without content earn nothing"] >= 2 * 15
 
 
-def test_errors_are_counted_each_way(tmp_path: Path) -> None:
+def test_errors_are_counted_each_way(tmp_path):
     flipped = [{**r, "label": not r["label"]} for r in ROWS[:1] + ROWS[2:]]
     report = audit(rows(tmp_path, [*ROWS[1:2], *flipped]))
     counts = {f.name: (f.checked, len(f.failures)) for f in report.findings}
@@ -75,7 +65,7 @@ def test_errors_are_counted_each_way(tmp_path: Path) -> None:
     assert not report.passed
 
 
-def test_a_failing_grader_is_neither_right_nor_wrong(tmp_path: Path) -> None:
+def test_a_failing_grader_is_neither_right_nor_wrong(tmp_path):
     report = audit(rows(tmp_path, body="raise KeyError('x')"))
     failed = {f.name: len(f.failures) for f in report.findings if not f.passed}
     assert failed == {"the grader never fails": 4}
@@ -95,7 +85,7 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("name", PLANTED)
-def test_a_verdict_that_depends_on_form_is_found(name: str, tmp_path: Path) -> None:
+def test_a_verdict_that_depends_on_form_is_found(name, tmp_path):
     report = audit(rows(tmp_path, body=PLANTED[name]))
     assert [c.what for c in report.cases["changed"]].count(name) == 2, str(report)
     assert not report.passed
@@ -116,7 +106,7 @@ HOLES = {
 
 
 @pytest.mark.parametrize("name", HOLES)
-def test_a_hole_is_found_by_its_probe(name: str, tmp_path: Path) -> None:
+def test_a_hole_is_found_by_its_probe(name, tmp_path):
     report = audit(rows(tmp_path, body=HOLES[name]))
     assert any(c.what.startswith(name) for c in report.cases["rewarded"]), str(report)
     assert "FAIL answers without content earn nothing" in str(report)
@@ -124,32 +114,25 @@ def test_a_hole_is_found_by_its_probe(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.run
-def test_the_code_probes_are_real_attacks(tmp_path: Path) -> None:
+def test_the_code_probes_are_real_attacks(tmp_path):
     """Against a grader that runs the program and its tests in one process, most of them win: they are no straw men."""
-    import subprocess
-    import sys
-
-    row = rows(tmp_path, [CODE])[0]
-    suite = (
-        "\n\nfor x, expected in ((2, 4), (5, 25)):\n    test = {'expected': expected}\n    assert f(x) == expected\n"
-    )
+    test = "for x, expected in ((2, 4), (5, 25)):\n    test = {'expected': expected}\n    assert f(x) == expected\n"
     won = set()
-    for name, response in probes(row).items():
+    for name, response in probes(rows(tmp_path, [CODE])[0]).items():
         if "```python" in response:
-            program = response.strip("`").removeprefix("python") + suite
-            done = subprocess.run(
-                [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, timeout=300, check=False
-            )
+            program = f"{response.strip('`').removeprefix('python')}\n\n{test}"
+            done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, timeout=300)
             won |= {name} if done.returncode == 0 else set()
-    assert won >= {
+    names = (
         "code that exits 0",
         "code that ends the process",
         "code equal to everything",
         "expected values in a frame",
-    }
+    )
+    assert won >= set(names)
 
 
-def test_a_second_opinion_saves_what_it_disagrees_about(tmp_path: Path) -> None:
+def test_a_second_opinion_saves_what_it_disagrees_about(tmp_path):
     (tmp_path / "kind.py").write_text(
         "from verizero.verifiers.base import verifier\n\n@verifier\ndef kind(attempt):\n    return True\n"
     )
@@ -163,7 +146,7 @@ def test_a_second_opinion_saves_what_it_disagrees_about(tmp_path: Path) -> None:
     assert "second opinion: 2 of 4" in str(report)
 
 
-def test_a_failed_grader_disagrees_with_nobody() -> None:
+def test_a_failed_grader_disagrees_with_nobody():
     right, wrong, failed = Verdict("graded", 1.0), Verdict("graded", 0.0), Verdict("sandbox_error")
     assert disagree(right, wrong)
     assert disagree(right, Verdict("timeout"))
@@ -172,7 +155,7 @@ def test_a_failed_grader_disagrees_with_nobody() -> None:
     assert not disagree(right, failed)
 
 
-def test_there_are_ten_rewritings_and_each_changes_the_text() -> None:
+def test_there_are_ten_rewritings_and_each_changes_the_text():
     boxed, fenced = "First.\nSo \\boxed{5}", "See:\n```python\nx = 1\n```"
     assert len(REWRITINGS) >= 10
     assert len(rewritten(boxed)) >= 10
@@ -181,7 +164,7 @@ def test_there_are_ten_rewritings_and_each_changes_the_text() -> None:
         assert all(new != text for new in rewritten(text).values())
 
 
-def test_a_number_of_the_prompt_that_is_the_answer_is_no_hack(tmp_path: Path) -> None:
+def test_a_number_of_the_prompt_that_is_the_answer_is_no_hack(tmp_path):
     given = [{"id": 1, "prompt": "Which is larger, 3 or 7?", "reference": "7", "response": "7"}]
     report = audit(rows(tmp_path, given))
     assert "number 1 of the prompt" in probes(rows(tmp_path, given)[0])
@@ -189,7 +172,7 @@ def test_a_number_of_the_prompt_that_is_the_answer_is_no_hack(tmp_path: Path) ->
     assert report.passed
 
 
-def test_the_built_in_verifiers_withstand_all_of_it(tmp_path: Path) -> None:
+def test_the_built_in_verifiers_withstand_all_of_it(tmp_path):
     """Their own right and wrong answers, rewritten and probed."""
     labelled = [
         {"id": i, "verifier": {"name": n, "params": p}, "reference": r, "response": t, "label": bool(w)}
@@ -204,7 +187,7 @@ def test_the_built_in_verifiers_withstand_all_of_it(tmp_path: Path) -> None:
     assert {"choice", "countdown", "exact", "json_schema", "numeric"} <= checked
 
 
-def test_the_status_of_the_command_tells_whether_it_passed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_status_of_the_command_tells_whether_it_passed(tmp_path, capsys):
     file, saved = tmp_path / "rows.jsonl", tmp_path / "cases.jsonl"
     good = [{"reference": "2", "response": rf"\boxed{{{n}}}", "label": n == 2} for n in (2, 3)]
     file.write_text("".join(json.dumps(row) + "\n" for row in good))

@@ -1,10 +1,6 @@
 """`check` finds what makes a verifier unfit, each fault in a verifier that has only that one."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,7 +11,7 @@ from verizero.pipeline.errors import ConfigError, UnknownName
 
 ROWS = [
     {"id": i, "prompt": "?", "reference": str(n), "accept": [rf"\boxed{{{n}}}"], "refuse": [rf"\boxed{{{n + 1}}}"]}
-    for i, n in enumerate(range(10, 40))
+    for i, n in enumerate(range(10, 16))
 ]
 FAULTS = {
     "sound": ("return found.text == attempt.reference if found.text else found.no_answer()", None),
@@ -32,7 +28,7 @@ FAULTS = {
 }
 
 
-def write(folder: Path, body: str, rows: list[dict[str, Any]] = ROWS) -> Path:
+def write(folder, body, rows=ROWS):
     (folder / "mine.py").write_text(
         "from verizero.verifiers.base import final_answer, verifier\n\nseen = []\n\n"
         f"@verifier\ndef mine(attempt):\n    found = final_answer(attempt)\n    {body}\n"
@@ -43,7 +39,7 @@ def write(folder: Path, body: str, rows: list[dict[str, Any]] = ROWS) -> Path:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_fault_is_found(fault: str, tmp_path: Path) -> None:
+def test_each_fault_is_found(fault, tmp_path):
     body, finding = FAULTS[fault]
     rows = ROWS[:2] if fault == "slow" else ROWS
     report = check("mine", write(tmp_path, body, rows), base=tmp_path, time_s=0.01 if fault == "slow" else 60.0)
@@ -58,16 +54,16 @@ def test_each_fault_is_found(fault: str, tmp_path: Path) -> None:
     assert all(f.failures for f in failed)
 
 
-def test_the_counts_are_of_what_was_checked(tmp_path: Path) -> None:
+def test_the_counts_are_of_what_was_checked(tmp_path):
     report = check("mine", write(tmp_path, FAULTS["sound"][0]), base=tmp_path, time_s=60)
     counts = {f.name: f.checked for f in report.findings}
-    assert counts["right answers are accepted"] == 30
-    assert counts["near misses are refused"] == 30
-    assert counts["answers without content earn nothing"] == 30 * 21
-    assert counts["rewritings keep the verdict"] == 30 * 10
+    assert counts["right answers are accepted"] == 6
+    assert counts["near misses are refused"] == 6
+    assert counts["answers without content earn nothing"] == 6 * 21
+    assert counts["rewritings keep the verdict"] == 6 * 10
 
 
-def test_labelled_responses_serve_as_well(tmp_path: Path) -> None:
+def test_labelled_responses_serve_as_well(tmp_path):
     rows = [
         {"reference": "12", "response": r"\boxed{12}", "label": True},
         {"reference": "12", "response": r"\boxed{13}", "label": False},
@@ -77,7 +73,7 @@ def test_labelled_responses_serve_as_well(tmp_path: Path) -> None:
     assert not check("mine", write(tmp_path, FAULTS["sound"][0], swapped), base=tmp_path).passed
 
 
-def test_rows_without_near_misses_prove_nothing(tmp_path: Path) -> None:
+def test_rows_without_near_misses_prove_nothing(tmp_path):
     only_right = [{k: v for k, v in r.items() if k != "refuse"} for r in ROWS]
     with pytest.raises(ConfigError, match="no near miss"):
         check("mine", write(tmp_path, FAULTS["sound"][0], only_right), base=tmp_path)
@@ -85,53 +81,34 @@ def test_rows_without_near_misses_prove_nothing(tmp_path: Path) -> None:
         check("no_such_verifier", write(tmp_path, FAULTS["sound"][0]), base=tmp_path / "elsewhere")
 
 
-BUILT_IN: list[tuple[Any, list[dict[str, Any]]]] = [
-    (
-        "code",
-        [
-            {
-                "reference": {"fn": "f", "tests": [{"args": [2], "expected": 4}, {"args": [3], "expected": 9}]},
-                "accept": ["def f(x): return x * x", "```python\ndef f(x):\n    return x ** 2\n```"],
-                "refuse": ["def f(x): return x + x", "import sys; sys.exit(0)", "def f(x): return 4"],
-            }
-        ],
-    ),
-    (
-        "unit_tests",
-        [
-            {
-                "reference": ["assert f(2) == 4", "assert f(3) == 9"],
-                "truncated": True,  # of the row's own response, which it has not
-                "accept": ["def f(x): return x * x"],
-                "refuse": ["def f(x): return 4", "def f(x): raise SystemExit"],
-            }
-        ],
-    ),
-    (
-        "sql",
-        [
-            {
-                "reference": {
-                    "setup": "CREATE TABLE t (x); INSERT INTO t VALUES (1), (2);",
-                    "query": "SELECT SUM(x) FROM t",
-                },
-                "accept": ["SELECT SUM(x) FROM t", "SELECT 1 + 2"],
-                "refuse": ["SELECT COUNT(x) FROM t", "SELECT x FROM t", "DROP TABLE t"],
-            }
-        ],
-    ),
-]
+BUILT_IN = {
+    "code": {
+        "reference": {"fn": "f", "tests": [{"args": [2], "expected": 4}, {"args": [3], "expected": 9}]},
+        "accept": ["def f(x): return x * x", "```python\ndef f(x):\n    return x ** 2\n```"],
+        "refuse": ["def f(x): return x + x", "import sys; sys.exit(0)", "def f(x): return 4"],
+    },
+    "unit_tests": {
+        "reference": ["assert f(2) == 4", "assert f(3) == 9"],
+        "truncated": True,  # of the row's own response, which it has not
+        "accept": ["def f(x): return x * x"],
+        "refuse": ["def f(x): return 4", "def f(x): raise SystemExit"],
+    },
+    "sql": {
+        "reference": {"setup": "CREATE TABLE t (x); INSERT INTO t VALUES (1), (2);", "query": "SELECT SUM(x) FROM t"},
+        "accept": ["SELECT SUM(x) FROM t", "SELECT 1 + 2"],
+        "refuse": ["SELECT COUNT(x) FROM t", "SELECT x FROM t", "DROP TABLE t"],
+    },
+}
 
 
-@pytest.mark.parametrize(("verifier", "rows"), BUILT_IN)
-def test_built_in_verifiers_are_fit(verifier: str, rows: list[dict[str, Any]], tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
-    report = check(verifier, path, time_s=60.0)
+@pytest.mark.parametrize("verifier", BUILT_IN)
+def test_built_in_verifiers_are_fit(verifier, tmp_path):
+    (tmp_path / "rows.jsonl").write_text(json.dumps(BUILT_IN[verifier]) + "\n")
+    report = check(verifier, tmp_path / "rows.jsonl", time_s=60.0)
     assert report.passed, str(report)
 
 
-def test_a_verifier_beside_the_rows_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_verifier_beside_the_rows_is_found_from_any_folder(tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
     (tmp_path / "elsewhere").mkdir()
     rows = write(tmp_path / "mine", FAULTS["sound"][0], ROWS[:2])
@@ -141,7 +118,7 @@ def test_a_verifier_beside_the_rows_is_found_from_any_folder(tmp_path: Path, mon
         check("mine", good_rows(rows, Defaults("exact")))
 
 
-def test_what_was_extracted_is_shown_of_the_first_rows_and_of_those_that_fail(tmp_path: Path) -> None:
+def test_what_was_extracted_is_shown_of_the_first_rows_and_of_those_that_fail(tmp_path):
     path = tmp_path / "rows.jsonl"
     row = {"reference": "12", "accept": [r"so \boxed{12}", r"\boxed{13}"], "refuse": ["14"]}
     path.write_text(json.dumps(row) + "\n")
@@ -152,9 +129,7 @@ def test_what_was_extracted_is_shown_of_the_first_rows_and_of_those_that_fail(tm
     assert any("extracted '13'" in line for line in lines[:first]), "among the failures"
 
 
-def test_parameters_come_from_the_command_and_from_rows_that_have_their_own(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_parameters_come_from_the_command_and_from_rows_that_have_their_own(tmp_path, capsys):
     path = tmp_path / "rows.jsonl"
     plain = {"reference": "10", "accept": ["10.4"], "refuse": ["10.6"]}
     own = {**plain, "refuse": ["10.41"], "verifier": {"name": "numeric", "params": {"abs_tol": 0.4}}}
@@ -172,7 +147,7 @@ def test_parameters_come_from_the_command_and_from_rows_that_have_their_own(
         assert said in capsys.readouterr().err
 
 
-def test_parameters_are_those_of_a_named_verifier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_parameters_are_those_of_a_named_verifier(tmp_path, capsys):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"reference": "10", "response": "10.4"}\n')
     assert main(["verify", str(path), "--verifier", "numeric", "--params", '{"abs_tol": 0.5}']) == 0

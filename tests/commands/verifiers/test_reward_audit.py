@@ -1,9 +1,6 @@
 """The audit of reward functions in the forms of several trainers."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
@@ -42,7 +39,7 @@ def waits(completion, answer):
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> Path:
+def data(tmp_path):
     (tmp_path / "rewards.py").write_text(FUNCTIONS)
     rows = [{"prompt": f"{n}+{n * 7}=", "answer": str(n * 8)} for n in range(11, 17)]
     path = tmp_path / "data.jsonl"
@@ -62,7 +59,7 @@ def data(tmp_path: Path) -> Path:
         ("waits", "a call does not end within 5 seconds", ""),
     ],
 )
-def test_what_is_wrong_with_a_reward_function_is_found(function: str, problem: str, hole: str, data: Path) -> None:
+def test_what_is_wrong_with_a_reward_function_is_found(function, problem, hole, data):
     report = audit_reward(f"rewards.py:{function}", data, data.parent)
     assert len(report.problems) == bool(problem)
     assert not problem or problem in report.problems[0]
@@ -71,7 +68,7 @@ def test_what_is_wrong_with_a_reward_function_is_found(function: str, problem: s
 
 
 @pytest.mark.run
-def test_a_call_that_fails_is_no_zero(data: Path) -> None:
+def test_a_call_that_fails_is_no_zero(data):
     """Three of six answers are odd: in tags their calls fail, and in two other forms all calls do."""
     rows = [{"prompt": "", "answer": str(n)} for n in range(31, 37)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -86,7 +83,7 @@ def test_a_call_that_fails_is_no_zero(data: Path) -> None:
     assert len(report.problems) == 1
 
 
-def test_rows_without_an_answer_are_refused(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_without_an_answer_are_refused(data, capsys):
     data.write_text('{"prompt": "1+1="}\n')
     with pytest.raises(DataError, match=r"row 1 has none of the columns answer,"):
         audit_reward("rewards.py:boxed", data, data.parent)
