@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests.warm import wait_for_no_disk
+from tests.warm import FOLDER, wait_for_no_disk
 
 # before torch or prefect are loaded by any test
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -34,6 +34,9 @@ UNIT, TEST, NIGHTLY = "not run", "not nightly", "nightly"
 """What `make test-unit`, `make test` and `make nightly` want: expressions of marks."""
 MINUTES = {TEST: 11}
 """What was measured on two quiet cores of an AMD EPYC, rounded up."""
+ROOM, FULL = {TEST: 2000, NIGHTLY: 2000}, 50
+"""Megabytes that all tests need for temporary files; and so few that what fails may fail for want of room."""
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 WHOLE_FILE = {
     UNIT: re.compile(r"^pytestmark = .*\brun\b", re.M),
     TEST: re.compile(r"^pytestmark = .*\bnightly\b", re.M),
@@ -48,16 +51,52 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     wait_for_no_disk()
-    if "VERIZERO_TEST_MODELS" not in os.environ:
-        folder = os.environ["VERIZERO_TEST_MODELS"] = tempfile.mkdtemp(prefix="verizero-models-")
+    if FOLDER not in os.environ:
+        try:
+            lack = full_disk(tempfile.gettempdir(), ROOM.get(config.option.markexpr, FULL))
+        except FileNotFoundError as exc:  # no file can be written there, nor in any other usual place
+            lack = f"The disk is full: {exc.strerror}"
+        if lack:
+            raise pytest.UsageError(lack)
+        folder = os.environ[FOLDER] = tempfile.mkdtemp(prefix="verizero-models-")
         # torch finds compiled code again by its source alone, so what another run left may be for another CPU
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/compiled"
 
         def remove() -> None:
-            del os.environ["VERIZERO_TEST_MODELS"]
+            del os.environ[FOLDER]
             shutil.rmtree(folder)
 
         config.add_cleanup(remove)
+
+
+def full_disk(folder: str, room: int) -> str | None:
+    """Return the words for a folder of temporary files that has less than `room` megabytes left."""
+    if (free := shutil.disk_usage(folder).free >> 20) >= room:
+        return None
+    return (
+        f"The disk is full: {folder} has {free} MB left, and the tests need {room} for temporary files. Make room, or "
+        "name another folder: TMPDIR=/a/folder make test"
+    )
+
+
+def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
+    """Stop where a test has failed and the disk is full: all others would fail too, and none would say why."""
+    if lack := full_disk(os.path.dirname(os.environ[FOLDER]), FULL):
+        node.session.shouldstop = lack
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """A headless Chromium. Without WebGL, of which Prefect draws its graphs: in software that takes a whole core."""
+    from playwright.sync_api import sync_playwright
+
+    if CHROMIUM is None:
+        pytest.skip("Chromium is not installed: install the package chromium (Debian: apt-get install chromium)")
+    with sync_playwright() as play:
+        words = ["--no-sandbox", "--disable-gpu", "--disable-software-rasterizer"]
+        chromium = play.chromium.launch(executable_path=CHROMIUM, args=words)
+        yield chromium
+        chromium.close()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -103,7 +142,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Two processes more than there are cores: tests of servers and killed runs wait a third of their time."""
     waits = config.option.markexpr != UNIT
-    return (os.cpu_count() or 1) + 2 * waits
+    return num_cores() + 2 * waits
+
+
+def num_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -138,17 +182,44 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (item.path not in engines, count[item.path] if item.path in engines else 0))
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Say at once about how long the tests take where that was measured: to collect them takes half a minute."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if "PYTEST_XDIST_WORKER" not in os.environ and (minutes := MINUTES.get(session.config.option.markexpr)):
+        reporter.write_line(
+            f"About {minutes} minutes on two cores that do nothing else, and this process has {num_cores()}. "
+            "First each process collects all tests, half a minute."
+        )
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
-    """Say once how many tests there are, and about how long they take where that was measured."""
+    """Say once how many tests there are."""
     reporter = node.config.pluginmanager.get_plugin("terminalreporter")
     if node.gateway.id == "gw0" and reporter is not None:
-        minutes = MINUTES.get(node.config.option.markexpr)
-        about = f", about {minutes} minutes on two cores that do nothing else" if minutes else ""
-        reporter.write_line(f"{len(ids)} tests{about}")
+        reporter.write_line(f"{len(ids)} tests")
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Say which tests were left out by choice; the option -rs lists those that this machine cannot run."""
+    """Say what was left out, and why: a line for each reason."""
+    why: dict[str, Counter[str]] = {}
+    for report in terminalreporter.getreports("skipped"):
+        reason = str(report.longrepr[2]).removeprefix("Skipped: ")
+        why.setdefault(reason, Counter())[report.nodeid.partition("::")[0].rpartition("/")[0]] += 1
+    lines = [f"{rooms.total()} tests of {', '.join(sorted(rooms))}: {reason}" for reason, rooms in sorted(why.items())]
     if config.option.markexpr == TEST:
-        terminalreporter.write_line("Left out: the tests with the mark nightly, which `make nightly` runs.")
+        lines.append(f"{count_nightly(config.rootpath / 'tests')} test functions with the mark nightly: make nightly")
+    if config.option.markexpr == UNIT:
+        lines.append("the tests with the mark run: make test")
+    for line in ["What was left out:", *lines] if lines else ():
+        terminalreporter.write_line(line if line.endswith(":") else f"  {line}")
+
+
+def count_nightly(tests: Path) -> int:
+    """How many functions, or cases of one, have the mark."""
+    count = 0
+    for path in tests.rglob("test_*.py"):
+        text = path.read_text(encoding="utf-8")
+        every, one = r"^\s*(?:async )?def test_", r"\bmark\.nightly\b"
+        count += len(re.findall(every if WHOLE_FILE[TEST].search(text) else one, text, re.MULTILINE))
+    return count

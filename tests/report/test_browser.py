@@ -3,7 +3,6 @@
 import functools
 import json
 import re
-import shutil
 from contextlib import contextmanager
 
 import pytest
@@ -27,26 +26,15 @@ CONTRAST = """() => {
   return [["h1", "color"], ["figcaption", "color"], [".up", "color"], [".plot svg text", "fill"]].map(ratio);
 }"""
 """WCAG contrast of heading, caption, a rise and the text of a plot, on a card."""
-CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
 
 
 @pytest.fixture(scope="module")
-def browser():
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture(scope="module")
-def open_contexts(browser):
+def open_contexts(chromium):
     """Contexts by scheme and width, made once: to start a renderer costs much, and the report stores nothing."""
 
     @functools.cache
     def context_of(scheme, width):
-        context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
+        context = chromium.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
         context.new_page()  # keeps the renderer
         return context
 

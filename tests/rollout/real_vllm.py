@@ -6,4 +6,4 @@ from importlib.util import find_spec
 
 import pytest
 
-needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="make install-engines")
+needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: make install-engines")

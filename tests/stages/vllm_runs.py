@@ -30,7 +30,7 @@ HELD = [1, 2, 5, STEPS]
 def folder_of_runs(factory: pytest.TempPathFactory) -> Path:
     """Return a new folder for runs of `sevens`, with their verifier in it; without vLLM the test is skipped."""
     if find_spec("vllm") is None:
-        pytest.skip("make install-engines")
+        pytest.skip("vLLM is not installed: make install-engines")
     folder = factory.mktemp("runs")
     write_verifier(folder)
     return folder
