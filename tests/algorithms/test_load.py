@@ -119,6 +119,9 @@ def test_what_some_presets_turn_on_besides() -> None:
     assert ppo.critic is not None
     assert ppo.critic.warmup_steps == 50
     assert ppo.advantage.options["lam_critic"] == 1.0
+    for divergence, usual in (("tv", 0.15), ("kl", 0.05)):
+        options = load_algorithm("dppo", {"divergence": divergence, "threshold_low": 0.3})[1].surrogate.options
+        assert (options["threshold_low"], options["threshold_high"]) == (0.3, usual)
     assert load_algorithm("ppo", {"dual_clip": 3.0})[1].surrogate.name == "dual_clip"
 
 

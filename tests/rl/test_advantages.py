@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 from typing import Any
 
@@ -60,7 +61,7 @@ def test_the_other_group_estimators(batch: tuple[list[float], list[int], list[in
     near = {"rel": 1e-9, "abs": 1e-9}
     got = {
         name: solve(name, rewards, groups, lengths=lengths)
-        for name in ("group_mean", "leave_one_out", "optimal_baseline", "none")
+        for name in ("group_mean", "leave_one_out", "optimal_baseline", "batch_mean", "none")
     }
     centred = advantages_oracle.group_norm(rewards, groups, "none", 0, 0)
     assert got["group_mean"] == pytest.approx(centred, **near)
@@ -70,6 +71,7 @@ def test_the_other_group_estimators(batch: tuple[list[float], list[int], list[in
     assert got["optimal_baseline"] == pytest.approx(
         advantages_oracle.optimal_baseline(rewards, groups, lengths), **near
     )
+    assert got["batch_mean"] == pytest.approx(advantages_oracle.batch_mean(rewards), **near)
     assert got["none"] == rewards
     above = [abs(r) for r in rewards]
     assert solve("max_rl", above, groups, lengths=lengths) == pytest.approx(
@@ -142,9 +144,10 @@ def test_the_greedy_response_is_the_baseline() -> None:
     assert per_response(found, inputs) == [0.75, -0.25, -0.5]
 
 
-GROUPED = [
-    *("group_norm", "group_mean", "leave_one_out", "max_rl", "best_of_k", "group_mean_batch_norm", "optimal_baseline")
-]
+GROUPED = (
+    *("group_norm", "group_mean", "leave_one_out", "max_rl", "best_of_k", "group_mean_batch_norm", "optimal_baseline"),
+    "batch_mean",
+)
 
 
 @pytest.mark.parametrize("name", GROUPED)
@@ -208,6 +211,54 @@ def test_what_cannot_be_is_refused() -> None:
     refused(inputs_of([1.0, float("nan")], [0, 0]), "row 1 is nan")
     refused(inputs_of([1.0, 0.0], [0, 0]), "greedy_rewards", "greedy_baseline")
     refused(inputs_of([1.0, 0.0], [0, 0]), "reward_components", "normalize_then_sum")
+    refused(inputs_of([1.0, 0.0], [0, 0]), "score_norms", "optimal_token_baseline")
+    with pytest.raises(DataError, match="values"):
+        compute_advantages(load_algorithm("ppo", {"kl_coef": 0})[1], inputs_of([1.0, 0.0], [0, 0]))
+    with pytest.raises(DataError, match="needs turn_rewards"):
+        compute_advantages(load_algorithm("dr_grpo", {"credit": "turns"})[1], inputs_of([1.0, 0.0], [0, 0]))
     wrong = inputs_of([1.0, 0.0], [0, 0], reward_components=torch.ones(2, 3))
     with pytest.raises(DataError, match="2 numbers for 3"):
         compute_advantages(parts_of({"name": "normalize_then_sum", "weights": [1.0, 2.0]}), wrong)
+
+
+LOGITS = torch.tensor([0.3, -0.8, 1.1, 0.0, -0.4], dtype=torch.float64, requires_grad=True)
+"""A policy of five words, each of which is a response."""
+GRADED = torch.tensor([0.3, 1.0, -0.5, 0.2, 0.9], dtype=torch.float64)
+RIGHT = torch.tensor([0.0, 1.0, 0.0, 0.0, 1.0], dtype=torch.float64)
+
+
+def gradient(value: torch.Tensor) -> torch.Tensor:
+    return torch.autograd.grad(value, LOGITS)[0]
+
+
+def expected(name: str, rewards: torch.Tensor, size: int, **params: Any) -> torch.Tensor:
+    """The mean over all groups that the policy can sample of mean_i A_i grad log pi(y_i), written down one by one."""
+    groups = torch.tensor(list(itertools.product(range(5), repeat=size)))
+    rows, logp = groups.flatten(), LOGITS.log_softmax(0)
+    p = logp.detach().exp()
+    inputs = inputs_of(
+        rewards[rows].tolist(), torch.arange(len(groups)).repeat_interleave(size).tolist(), [1] * len(rows)
+    )
+    norms = (1 - 2 * p + (p**2).sum())[rows].unsqueeze(1).expand(inputs.response_mask.shape)
+    inputs = dataclasses.replace(inputs, score_norms=norms)
+    advantages = compute_advantages(load_algorithm(name, {"kl_coef": 0, **params})[1], inputs).advantages.sum(1)
+    return gradient(((advantages.view(groups.shape) * logp[groups]).mean(1) * p[groups].prod(1)).sum())
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_estimators_follow_what_they_stand_for(size: int) -> None:
+    """max_rl: the likelihood of a right answer to the order of the group, -sum_(k < size) (1 - p)^k / k."""
+    near = {"rtol": 1e-12, "atol": 1e-14}
+    p = LOGITS.softmax(0)
+    wrong = 1 - (p * RIGHT).sum()
+    torch.testing.assert_close(
+        expected("max_rl", RIGHT, size), gradient(-sum(wrong**k / k for k in range(1, size))), **near
+    )
+    mean = gradient((LOGITS.softmax(0) * GRADED).sum())
+    torch.testing.assert_close(expected("otb", GRADED, size), mean, **near)
+    # a response's own reward is in the mean of the batch: 1 - 1 / size of the gradient
+    torch.testing.assert_close(expected("dr_grpo", GRADED, size), (1 - 1 / size) * mean, **near)
+    for k in (2, size):
+        tuples = torch.tensor(list(itertools.product(range(5), repeat=k)))
+        best = (LOGITS.softmax(0)[tuples].prod(1) * GRADED[tuples].max(1).values).sum()
+        torch.testing.assert_close(size * expected("pass_at_k", GRADED, size, k=k), gradient(best), **near)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -77,19 +75,6 @@ def test_they_are_those_of_trl(name: Divergence, beta: float, temperature: float
     torch.testing.assert_close(gradient, wanted, **NEAR)
 
 
-def test_the_term_of_sdpo_is_that_of_trl() -> None:
-    from trl.experimental.sdpo import loss_utils
-
-    logits, teacher = logits_of(6, 3), logits_of(6, 4)
-    for alpha, objective in ((1.0, Objective()), (0.0, Objective("forward_kl"))):
-        theirs = logits.clone().requires_grad_(True)
-        values = loss_utils.compute_full_logit_self_distillation_loss(theirs, teacher, distillation_alpha=alpha)
-        (wanted,) = torch.autograd.grad(values.sum(), theirs)
-        found, _, gradient = asked(logits, teacher, objective)
-        torch.testing.assert_close(found.divergence, values, **NEAR)
-        torch.testing.assert_close(gradient, wanted, **NEAR)
-
-
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
 def test_a_teacher_that_is_the_policy_teaches_nothing(objective: Objective) -> None:
     logits = logits_of(9, 5)
@@ -157,74 +142,22 @@ def test_a_vocabulary_padded_to_two_sizes_is_cut_to_the_smaller() -> None:
     assert bool(wide.divergence.isfinite().all())
 
 
-Prefix = tuple[int, ...]
-SHORT, NUM = 2, 3
-
-
-def trees() -> Iterator[dict[Prefix, Tensor]]:
-    """Two models of responses of two tokens in three words: logits by what came before."""
-    for seed in (11, 12):
-        generator = torch.Generator().manual_seed(seed)
-        prefixes = [p for t in range(SHORT) for p in itertools.product(range(NUM), repeat=t)]
-        yield {p: torch.randn(NUM, dtype=torch.float64, generator=generator) for p in prefixes}
-
-
-def mean_gradient(
-    objective: Objective,
-    policy: dict[Prefix, Tensor],
-    teacher: dict[Prefix, Tensor],
-    sampler: dict[Prefix, Tensor] | None = None,
-) -> dict[Prefix, Tensor]:
-    """The mean over all responses of the gradient of their loss, weighted by their probability.
-
-    That is the policy's, or that of an older policy `sampler`, whose responses have importance weights.
-    """
-    own = {p: x.clone().requires_grad_(True) for p, x in policy.items()}
-    total = {p: torch.zeros(NUM, dtype=torch.float64) for p in policy}
-    for y in itertools.product(range(NUM), repeat=SHORT):
-        states = [y[:t] for t in range(SHORT)]
-        logits = torch.stack([own[s] for s in states])
-        found = compare(logits, torch.tensor(y), torch.stack([teacher[s] for s in states]), objective)
-        mask = torch.ones(1, SHORT, dtype=torch.bool)
-        values, logprobs = found.divergence[None], found.logprobs[None]
-        sampled = logprobs.detach()
-        if sampler is not None:
-            sampled = torch.stack([sampler[s].log_softmax(0)[w] for s, w in zip(states, y, strict=True)])[None]
-            values = values * stale_weights(logprobs, sampled, torch.tensor([True]), mask, objective).values
-        loss = distillation_loss(values, mask, 1.0)
-        weight = float(sampled.sum().exp())
-        for p, slope in zip(own, torch.autograd.grad(loss, own.values(), allow_unused=True), strict=True):
-            total[p] += 0 if slope is None else weight * slope
-    return total
-
-
-@pytest.mark.parametrize("over", ["vocabulary", "sampled"])
-def test_each_token_answers_for_itself(over: Any) -> None:
-    policy, teacher = trees()
-    found = mean_gradient(Objective(over=over), policy, teacher)
-    for prefix, logits in policy.items():
-        reach = 1.0
-        for t, word in enumerate(prefix):
-            reach *= slow.softmax(policy[prefix[:t]].tolist())[word]
-        other = teacher[prefix].tolist()
-        steep = slow.slopes(lambda x, q=other: slow.kl(slow.softmax(x), slow.softmax(q)), logits.tolist())
-        assert found[prefix].tolist() == pytest.approx([reach * s for s in steep], abs=1e-8)
-
-
-def older(policy: dict[Prefix, Tensor]) -> dict[Prefix, Tensor]:
-    generator = torch.Generator().manual_seed(5)
-    return {p: x + 0.5 * torch.randn(NUM, dtype=torch.float64, generator=generator) for p, x in policy.items()}
-
-
-def test_with_token_weights_each_token_has_its_gradient_at_the_states_that_the_older_policy_visits() -> None:
-    policy, teacher = trees()
-    before = older(policy)
-    found = mean_gradient(Objective(over="sampled", stale_weights="token", stale_cap=math.inf), policy, teacher, before)
-    for prefix, logits in policy.items():
-        reach = math.prod(slow.softmax(before[prefix[:t]].tolist())[word] for t, word in enumerate(prefix))
-        other = teacher[prefix].tolist()
-        steep = slow.slopes(lambda x, q=other: slow.kl(slow.softmax(x), slow.softmax(q)), logits.tolist())
-        assert found[prefix].tolist() == pytest.approx([reach * s for s in steep], abs=1e-8)
+@pytest.mark.parametrize("sampler", ["policy", "older policy"])
+def test_over_all_words_that_may_be_sampled_a_token_has_the_gradient_of_its_divergence(sampler: str) -> None:
+    """With weights where an older policy sampled it."""
+    logits, teacher = logits_of(1, 11, 3), logits_of(1, 12, 3)
+    drawn_from = logits + 0.5 * logits_of(1, 5, 3) if sampler == "older policy" else logits
+    how = Objective(over="sampled", stale_weights="token", stale_cap=math.inf)
+    total, mask = torch.zeros(1, 3, dtype=torch.float64), torch.ones(1, 1, dtype=torch.bool)
+    for word, chance in enumerate(drawn_from.softmax(1)[0]):
+        own = logits.clone().requires_grad_(True)
+        found = compare(own, torch.tensor([word]), teacher, how)
+        weights = stale_weights(found.logprobs[None], chance.log().view(1, 1), torch.tensor([True]), mask, how)
+        loss = distillation_loss(found.divergence[None] * weights.values, mask, 1.0)
+        total += chance * torch.autograd.grad(loss, own)[0]
+    theirs = slow.softmax(teacher[0].tolist())
+    steep = slow.slopes(lambda x: slow.kl(slow.softmax(x), theirs), logits[0].tolist())
+    assert total[0].tolist() == pytest.approx(steep, abs=1e-8)
 
 
 def test_the_page_says_what_is_minimised() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from typing import Any
 
@@ -13,9 +12,8 @@ from torch import Tensor
 from tests.oracles import advantages as advantages_oracle
 from tests.oracles import rl as oracle
 from verizero.pipeline.algorithms.base import load_algorithm
-from verizero.pipeline.errors import DataError
 from verizero.pipeline.rl.credit import AdvantageInputs, compute_advantages
-from verizero.pipeline.rl.gae import length_adaptive_lambda, reward_to_go, summarize_values, value_loss
+from verizero.pipeline.rl.gae import reward_to_go, summarize_values, value_loss
 
 NAN = float("nan")
 
@@ -48,58 +46,35 @@ def ppo(**params: Any) -> Any:
     return load_algorithm("ppo", {"kl_coef": 0, **params})[1]
 
 
-def token_rewards(inputs: AdvantageInputs, where: list[list[int]]) -> list[list[float]]:
-    return [[0.0] * (len(w) - 1) + [float(r)] for w, r in zip(where, inputs.rewards, strict=True)]
-
-
-@pytest.mark.parametrize(("gamma", "lam"), [(1.0, 0.95), (0.9, 0.5), (1.0, 0.0), (0.7, 1.0)])
-def test_gae_equals_its_definition(gamma: float, lam: float) -> None:
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"gamma": 0.9, "lam": 0.5},
+        {"lam": 0.0},
+        {"gamma": 0.7, "lam": 1.0},
+        {"lam_critic": 1.0, "length_alpha": 0.5},
+        {"whiten": True, "ddof": 1, "eps": 1e-8},
+    ],
+    ids=str,
+)
+def test_gae_equals_its_definition(params: dict[str, Any]) -> None:
+    """Also with a lambda of the critic's own, and one by length; whitening leaves the returns alone."""
     inputs, where, values = scene(1)
-    found = compute_advantages(ppo(gamma=gamma, lam=lam, whiten=False), inputs)
-    advantages, returns = [], []
-    for rs, vs in zip(token_rewards(inputs, where), values, strict=True):
-        a, g = advantages_oracle.gae(rs, vs, 0.0, gamma, lam)
-        advantages += a
-        returns += g
-    assert at(found.advantages, where) == pytest.approx(advantages, rel=1e-12)
+    found = compute_advantages(ppo(**{"whiten": False, **params}), inputs)
+    gamma, advantages, returns = params.get("gamma", 1.0), [], []
+    for vs, reward in zip(values, inputs.rewards.tolist(), strict=True):
+        rs = [0.0] * (len(vs) - 1) + [reward]
+        lam = max(0.0, 1 - 1 / (0.5 * len(vs))) if "length_alpha" in params else params.get("lam", 0.95)
+        advantages += advantages_oracle.gae(rs, vs, 0.0, gamma, lam)[0]
+        returns += advantages_oracle.gae(rs, vs, 0.0, gamma, params.get("lam_critic", lam))[1]
+    if params.get("whiten"):
+        advantages = oracle.whiten(advantages, 1, 1e-8)
+    assert at(found.advantages, where) == pytest.approx(advantages, rel=1e-9)
     assert found.returns is not None
     assert at(found.returns, where) == pytest.approx(returns, rel=1e-12)
     outside = inputs.response_mask == 0
     assert bool((found.advantages[outside] == 0).all())
     assert bool((found.returns[outside] == 0).all())
-
-
-def test_whitening_leaves_returns_alone() -> None:
-    inputs, where, _ = scene(2)
-    plain = compute_advantages(ppo(whiten=False), inputs)
-    white = compute_advantages(ppo(whiten=True, ddof=1, eps=1e-8), inputs)
-    assert at(white.advantages, where) == pytest.approx(oracle.whiten(at(plain.advantages, where), 1, 1e-8), rel=1e-9)
-    assert torch.equal(white.returns, plain.returns)
-
-
-def test_the_critic_and_the_policy_may_have_lambdas_of_their_own() -> None:
-    inputs, where, values = scene(3)
-    found = compute_advantages(ppo(whiten=False, lam_critic=1.0, length_alpha=0.5), inputs)
-    advantages, returns = [], []
-    for rs, vs in zip(token_rewards(inputs, where), values, strict=True):
-        lam = max(0.0, 1 - 1 / (0.5 * len(vs)))
-        advantages += advantages_oracle.gae(rs, vs, 0.0, 1.0, lam)[0]
-        returns += advantages_oracle.gae(rs, vs, 0.0, 1.0, 1.0)[1]
-    assert at(found.advantages, where) == pytest.approx(advantages, rel=1e-12)
-    assert found.returns is not None
-    assert at(found.returns, where) == pytest.approx(returns, rel=1e-12)
-
-
-def test_the_adaptive_lambda_stays_a_lambda() -> None:
-    assert length_adaptive_lambda(torch.tensor([0.0, 1.0, 20.0, 400.0]), 0.05).tolist() == pytest.approx(
-        [0.0, 0.0, 0.0, 0.95]
-    )
-
-
-def test_gae_without_its_inputs_says_which() -> None:
-    inputs, _, _ = scene(5)
-    with pytest.raises(DataError, match="values"):
-        compute_advantages(ppo(), dataclasses.replace(inputs, values=None))
 
 
 def test_reward_to_go_steps_over_gaps() -> None:

@@ -13,12 +13,15 @@ from tests.oracles.rl_batches import count_of, pad, random_rows, solve
 from tests.rl.variants import rows_like, variants
 from verizero.pipeline.algorithms.base import load_algorithm
 from verizero.pipeline.errors import ConfigError, DataError
+from verizero.pipeline.rl.catalog import REJECTIONS
 from verizero.pipeline.rl.loss import (
     Counts,
     mismatch_weights,
     off_policy_keep,
     policy_loss,
     ptx_loss,
+    rejection_keep,
+    response_weight,
     summarize,
     training_mask,
 )
@@ -103,12 +106,14 @@ def test_a_batch_of_nothing_has_loss_0_and_gradient_0(name: str) -> None:
     assert bool((solved.gradient == 0).all())
 
 
-def test_a_runaway_ratio_stays_finite_and_is_counted() -> None:
-    row = oracle.Row([-1.0, -1.0], [-200.0, -1.0], [-1.0, 300.0], [-1.0, -1.0], [-1.0, -1.0], [0.0, 0.0])
-    solved = solve(VARIANTS["grpo"], pad([row]).inputs)
+@pytest.mark.parametrize("name", ["grpo", "dppo", "dppo_kl"])
+def test_a_runaway_ratio_and_a_certain_token_stay_finite(name: str) -> None:
+    runaway = oracle.Row([-1.0, -1.0], [-200.0, -1.0], [-1.0, 300.0], [-1.0, -1.0], [-1.0, -1.0], [0.0, 0.0])
+    certain = oracle.Row([0.0, 0.0], [0.0, -0.7], [0.0, 0.0], [0.0, 0.0], [1.0, 1.0], [0.0, 0.0])
+    solved = solve(VARIANTS[name], pad([runaway, certain]).inputs)
     assert math.isfinite(solved.loss)
     assert bool(torch.isfinite(solved.gradient).all())
-    assert solved.metrics["ratio/clamped"] == 0.5
+    assert solved.metrics["ratio/clamped"] == 0.25
 
 
 @pytest.mark.parametrize(
@@ -116,6 +121,7 @@ def test_a_runaway_ratio_stays_finite_and_is_counted() -> None:
     [
         ("grpo", "ref_logprobs"),
         ("off_policy", "rollout_logprobs"),
+        ("rejected", "rollout_logprobs"),
         ("entropy", "entropy"),
         ("high_entropy", "high_entropy"),
         ("clip_cov", "selected"),
@@ -164,6 +170,38 @@ def test_float32_is_float64_to_its_own_precision(name: str) -> None:
     out = policy_loss(parts, single, count_of(parts, single))
     assert out.loss.dtype == torch.float32
     assert float(out.loss) == pytest.approx(exact, rel=2e-5, abs=2e-6)
+
+
+def test_a_response_without_a_kept_token_trains_nothing_and_still_counts() -> None:
+    inputs = pad(random_rows(9)).inputs
+    none = dataclasses.replace(inputs, high_entropy=torch.zeros_like(inputs.response_mask))
+    solved = solve(VARIANTS["gmpo_high_entropy"], none)
+    assert solved.loss == 0.0
+    assert bool((solved.gradient == 0).all())
+    assert solved.metrics["sequences/trained"] == 6
+    weights = torch.tensor([[0.5, 2.0, 0.0, 8.0], [0.0, 0.0, 3.0, 3.0]], dtype=torch.float64)
+    kept = torch.tensor([[True, True, False, True], [False, False, False, False]])
+    assert response_weight(weights, kept).tolist() == [[pytest.approx(2.0)], [0.0]]
+
+
+@pytest.mark.parametrize("name", REJECTIONS)
+@pytest.mark.parametrize("bounds", [(-0.05, 0.05), (-0.3, 0.3), (-0.01, 2.0)])
+def test_a_criterion_keeps_what_the_double_keeps(name: str, bounds: tuple[float, float]) -> None:
+    rows = random_rows(3, num=12)
+    padded = pad(rows)
+    mask = padded.inputs.response_mask > 0
+    old, gen = (torch.where(mask, x, 0.0) for x in (padded.inputs.old_logprobs, padded.inputs.rollout_logprobs))  # type: ignore[arg-type]
+    keep = rejection_keep(((name, *bounds),), old, gen, mask)
+    kept = [[bool(keep[i, t]) for t in places] for i, places in enumerate(padded.where)]
+    assert kept == [[not r for r in oracle.rejected([(name, *bounds)], row)] for row in rows]
+
+
+def test_rejection_moves_no_denominator_and_is_counted() -> None:
+    rows = random_rows(4)
+    solved = solve(load_algorithm("grpo", {"kl_coef": 0, "mismatch_reject": {"max_k2": 1e-9}})[1], pad(rows).inputs)
+    assert solved.loss == 0.0
+    assert solved.metrics["masked/rejected"] == 1.0
+    assert solved.metrics["tokens/trained"] == sum(len(row.lp) for row in rows)
 
 
 def test_a_product_over_a_long_response_leaves_a_range_that_its_root_stays_in() -> None:

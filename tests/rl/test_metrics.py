@@ -9,7 +9,7 @@ import random
 import pytest
 import torch
 
-from tests.oracles.rl import Row, kl, mean
+from tests.oracles.rl import Row, beyond, kl, mean
 from tests.oracles.rl_batches import pad, random_rows, solve
 from verizero.pipeline.algorithms.base import load_algorithm
 from verizero.pipeline.rl.loss import LossInputs, clip_range
@@ -86,6 +86,11 @@ def test_what_is_masked_is_counted_with_its_reason() -> None:
     _, mismatched = load_algorithm(
         "grpo", {"mismatch_level": "token", "mismatch_action": "mask", "mismatch_cap": 1.1, "mismatch_floor": 0.9}
     )
+    _, dppo = load_algorithm("dppo", {"threshold_low": 0.03, "threshold_high": 0.02})
+    options = dict(dppo.surrogate.options)
+    stopped = [beyond(options, lp, old, a) for lp, old, a in flat(rows, "lp", "old", "adv")]
+    assert metrics_of(dppo.resolve(9), rows)["masked/stopped"] == pytest.approx(mean([float(s) for s in stopped]))
+    assert 0 < sum(stopped) < len(stopped)
     outside = [not 0.9 <= math.exp(old - gen) <= 1.1 for old, gen in flat(rows, "old", "gen")]
     assert metrics_of(mismatched, rows)["masked/mismatch"] == pytest.approx(mean([float(o) for o in outside]))
 

@@ -89,6 +89,39 @@ def test_refused_with_field_value_and_remedy(changes: dict[str, Any], names: lis
     assert [name for name in names if name not in str(refusal.value)] == []
 
 
+TURNS = {"credit": "turns"}
+GAE = {"credit": "turn_gae"}
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "says"),
+    [
+        ("grpo", {"mismatch_reject": {"mean_k4": 1.0}}, "mismatch_reject.*mean_k"),
+        ("grpo", {"mismatch_reject": {"mean_k1": [1.0, -1.0]}}, r"mismatch_reject.mean_k1 .* 1 and -1"),
+        ("ppo", TURNS, "credits each token already; with a critic set credit: turn_gae"),
+        ("reinforce_pp", TURNS, "credits each token already; use group_norm"),
+        ("grpo", GAE, "use advantage gae"),
+        ("vapo", GAE, "set length_alpha to null"),
+        ("kimi_k2", TURNS, "takes one per response; set credit: outcome"),
+        ("gspo", TURNS, "token_advantage_sequence_ratio"),
+        ("dapo", {**TURNS, "credit_outcome": 0}, "or drop overlong_buffer"),
+        ("grpo", {"credit_gamma": 0.5}, "credit_gamma is 0.5 but credit 'outcome' does not use it"),
+        ("ppo", {**GAE, "credit_outcome": 0.5}, "credit_outcome is 0.5 but credit 'turn_gae'"),
+        ("grpo", {**TURNS, "credit_coef": 0}, "credit_coef = 0"),
+        ("grpo", {"credit": "turn"}, "credit = 'turn'"),
+        ("grpo_process", {"kl_in": "reward", "kl_form": "k1"}, "kl_in changes the reward of the whole response"),
+        ("grpo_process", {"overlong_buffer": 0.5}, "overlong_buffer changes"),
+        ("grpo_process", {"reward_clip": 1.0}, "reward_clip changes"),
+        ("grpo_process", {"credit": "turns", "overlong_buffer": 0.5}, "overlong_buffer changes .* credit 'turns'"),
+        ("grpo_process", {"credit_gamma": 0.5}, "credit_gamma is 0.5 but credit 'process'"),
+        ("grpo_process", {"credit_std": "group"}, "credit_std is 'group' but credit 'process'"),
+    ],
+)
+def test_what_a_preset_would_leave_out_is_refused(name: str, params: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load_algorithm(name, params)
+
+
 TINY = {"name": "clip", "clip_low": 3e-4, "clip_high": 4e-4}
 WHOLE = {"surrogate": "squared", "ratio": "sequence_product", "aggregate": "sequence_mean"}
 ASKED: dict[str, dict[str, Any]] = {
@@ -158,6 +191,9 @@ def test_what_parts_need() -> None:
     assert needs("grpo") == {"reference", "old_logprobs", "group"}
     assert needs("dapo") == {"old_logprobs", "group"}
     assert needs("opo") == {"group"}
+    assert needs("reinforce", kl_coef=0, **TURNS) == {"group", "old_logprobs"}
+    assert needs("ppo", kl_coef=0, **GAE) == {"critic", "old_logprobs"}
+    assert load_algorithm("ppo", GAE)[1].token_advantage
     assert needs("otb") == {"group", "score_norms"}
     assert needs("remax") == {"reference", "greedy", "old_logprobs"}
     assert needs("gdpo") == {"components", "old_logprobs", "group"}

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
-from typing import Any
 
 import pytest
-import torch
 
 from tests.oracles import advantages as advantages_oracle
 from tests.oracles import rl as oracle
 from tests.rl.test_episodes import Scene, scene
 from verizero.pipeline.algorithms.base import load_algorithm
-from verizero.pipeline.errors import ConfigError, DataError
-from verizero.pipeline.rl.credit import AdvantageInputs, compute_advantages
+from verizero.pipeline.errors import DataError
+from verizero.pipeline.rl.credit import compute_advantages
 
 
 def turn_values(s: Scene) -> list[list[list[int]]]:
@@ -99,73 +96,7 @@ def test_gae_over_turns_is_its_definition(kl: float) -> None:
                 assert s.lists(found.returns)[e][t] == pytest.approx(returns[k], rel=1e-10)
 
 
-def variance(credit: str) -> float:
-    """Sum over both turns of the variance of the group's gradient, enumerated over all groups of two episodes.
-
-    Each turn is a fair choice of 0 or 1, and its score d log pi / d logit is choice - 1/2. The episode is right if the
-    first choice is 1; the second decides nothing. With credit by turns the same reward comes with its turn.
-    """
-    parts = load_algorithm("dr_grpo", {} if credit == "outcome" else {"credit": "turns"})[1]
-    choices = list(itertools.product((0, 1), repeat=4))  # first and second turn of both episodes
-    gradients = []
-    for a0, a1, b0, b1 in choices:
-        right = torch.tensor([a0, b0], dtype=torch.float64)
-        nothing = torch.zeros(2, dtype=torch.float64)
-        inputs = AdvantageInputs(
-            right if credit == "outcome" else nothing,
-            torch.zeros(2, dtype=torch.int64),
-            torch.tensor([[0.0, 1, 0, 1], [0, 1, 0, 1]]),
-            episode_ids=torch.arange(2),
-            turn_ids=torch.tensor([[-1, 0, -1, 1], [-1, 0, -1, 1]]),
-            turn_rewards=None if credit == "outcome" else torch.stack([right, nothing], dim=1),
-        )
-        advantages = compute_advantages(parts, inputs).advantages[:, [1, 3]]
-        scores = torch.tensor([[a0, a1], [b0, b1]], dtype=torch.float64) - 0.5
-        gradients.append((advantages * scores).mean(0))
-    return float(torch.stack(gradients).var(0, correction=0).sum())
-
-
-def test_credit_by_turns_has_less_variance_by_the_amount_computed_by_hand() -> None:
-    """By hand, for episodes a and b: A_a = (a0 - b0) / 2 = -A_b, on both turns under `outcome`.
-
-    First turn: (A_a (a0 - 1/2) + A_b (b0 - 1/2)) / 2 = (a0 - b0)^2 / 4, which is 1/4 or 0, each half of the time:
-    variance 1/64. Second turn under `outcome`: (a0 - b0) (a1 - b1) / 4, of mean 0: variance E (a0 - b0)^2
-    E (a1 - b1)^2 / 16 = 1/2 * 1/2 / 16 = 1/64. Under `turns` nothing comes after the first turn, so the second one's
-    gradient is 0.
-    """
-    assert variance("outcome") == pytest.approx(1 / 64 + 1 / 64, rel=1e-12)
-    assert variance("turns") == pytest.approx(1 / 64, rel=1e-12)
-
-
 def test_what_credit_by_turn_needs_is_asked_for() -> None:
     s = scene(1)
     with pytest.raises(DataError, match="needs turn_rewards"):
         compute_advantages(load_algorithm("grpo", {"credit": "turns"})[1], s.inputs)
-
-
-@pytest.mark.parametrize(
-    ("name", "params", "says"),
-    [
-        ("ppo", {"credit": "turns"}, "credits each token already; with a critic set credit: turn_gae"),
-        ("reinforce_pp", {"credit": "turns"}, "credits each token already; use group_norm"),
-        ("grpo", {"credit": "turn_gae"}, "use advantage gae"),
-        ("vapo", {"credit": "turn_gae"}, "set length_alpha to null"),
-        ("kimi_k2", {"credit": "turns"}, "takes one per response; set credit: outcome"),
-        ("gspo", {"credit": "turns"}, "token_advantage_sequence_ratio"),
-        ("dapo", {"credit": "turns", "credit_outcome": 0}, "or drop overlong_buffer"),
-        ("grpo", {"credit_gamma": 0.5}, "credit_gamma is 0.5 but credit 'outcome' does not use it"),
-        ("ppo", {"credit": "turn_gae", "credit_outcome": 0.5}, "credit_outcome is 0.5 but credit 'turn_gae'"),
-        ("grpo", {"credit": "turns", "credit_coef": 0}, "credit_coef = 0"),
-        ("grpo", {"credit": "turn"}, "credit = 'turn'"),
-    ],
-)
-def test_combinations_without_meaning_are_refused(name: str, params: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        load_algorithm(name, params)
-
-
-def test_credit_by_turns_compares_a_group_and_by_gae_does_not() -> None:
-    assert load_algorithm("reinforce", {"credit": "turns"})[1].needs_group
-    assert not load_algorithm("reinforce")[1].needs_group
-    assert not load_algorithm("ppo", {"credit": "turn_gae"})[1].needs_group
-    assert load_algorithm("ppo", {"credit": "turn_gae"})[1].token_advantage

@@ -61,7 +61,7 @@ def all_survived(ends: dict[str, Any], num: int) -> None:
     """Assert that each of `num` scenarios died where it was meant to and ended as the run never killed."""
     assert len(ends["killed"]) == num
     for kills, scenario in ends["killed"].items():
-        assert set(scenario["deaths"]) == {-signal.SIGKILL}, kills
+        assert set(scenario["deaths"]) == {-signal.SIGKILL}, f"a kill did not happen where it was meant to: {kills}"
         assert scenario["last"] == 0, kills
         assert scenario["end"] == ends["whole"], kills
 

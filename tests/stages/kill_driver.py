@@ -147,20 +147,6 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in line.items() if k not in VARYING} for line in lines]
 
 
-def by_stage(folder: Path) -> dict[str, dict[str, str]]:
-    """Of each stage a hash of its metrics, of the policy at its end and of what it left."""
-    newest = max(p for p in (folder / "checkpoints").iterdir() if p.name.isdigit())
-    ends = json.loads((newest / "state.json").read_text())["stage_ends"]
-    return {
-        stage: {
-            "metrics": digest(json.dumps([line for line in lines_of(folder) if line["stage"] == stage]).encode()),
-            "policy": digest(policy_in(folder / f"checkpoints/{serial:08d}").read_bytes()),
-            "left": left(folder / "stages" / stage),
-        }
-        for stage, serial in ends.items()
-    }
-
-
 def left(folder: Path) -> str:
     """A hash of all files in the folder, by name."""
     files = sorted(p for p in folder.rglob("*") if p.is_file())
@@ -316,16 +302,14 @@ def main(root: Path, scenarios: list[list[tuple[str, int, str]]]) -> dict[str, A
     for name, small in SMALL_CHUNKS.items():
         module, _, constant = name.rpartition(".")
         setattr(importlib.import_module(module), constant, small)
-    results: dict[str, Any] = {"whole_status": in_child(lambda: run(whole, Fuse("", 0, "")))}
-    results["whole"], results["stages"] = fingerprint(whole), by_stage(whole)
-    results["killed"] = {}
+    results: dict[str, Any] = {"whole_status": in_child(lambda: run(whole, Fuse("", 0, ""))), "killed": {}}
+    results["whole"] = fingerprint(whole)
     for number, kills in enumerate(scenarios):
         folder = root / f"killed-{number}"
         page = any(phase in ("finish", "fsync") for phase, *_ in kills)
         deaths = [in_child(lambda k=k, f=folder, page=page: run(f, Fuse(*k), page)) for k in kills]
         last = in_child(lambda f=folder, page=page: run(f, Fuse("", 0, ""), page))
-        end = {"end": fingerprint(folder), "stages": by_stage(folder)}
-        results["killed"][repr(kills)] = {"deaths": deaths, "last": last, **end}
+        results["killed"][repr(kills)] = {"deaths": deaths, "last": last, "end": fingerprint(folder)}
     return results
 
 

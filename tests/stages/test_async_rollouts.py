@@ -59,13 +59,6 @@ def test_step_s_is_sampled_by_the_policy_of_step_s_minus_k_and_says_so(most: int
     assert len(calls["publish"]) == 6
 
 
-def test_the_same_seed_gives_the_same_bytes() -> None:
-    first, calls = run(*SIX, *ahead(3))
-    again, others = run(*SIX, *ahead(3), "name=again")
-    assert first == again
-    assert [r for _, r in calls["generate"]] == [r for _, r in others["generate"]]
-
-
 class Weights:
     """Remembers the weights of every version, and scores responses with them."""
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.stages.broken import goes_on_as_if_never_broken, run
+from tests.stages.broken import run
 from tests.stages.start import start
 from tests.stages.tiny import TREE, tiny
 from verizero.pipeline.config.run import RunConfig
@@ -69,12 +69,12 @@ def falls(values: list[float], share: float = 0.8) -> bool:
     [{}, {"over": "sampled", **SLOW}, {"over": "top_k", "top_k": 8, "divergence": "forward_kl"}],
     ids=str,
 )
-def test_the_student_comes_to_the_teacher_and_goes_on_after_a_break(tmp_path: Path, objective: dict[str, Any]) -> None:
+def test_the_student_comes_to_the_teacher(tmp_path: Path, objective: dict[str, Any]) -> None:
     config = recipe({"path": make_teacher(tmp_path / "teacher")}, **objective)
     assert config.distill is not None
     each = config.distill.steps_per_round
-    goes_on_as_if_never_broken(config, tmp_path / "runs", [("update", 2), ("publish", each + 1)])
-    steps = steps_of(tmp_path / "runs" / "whole")
+    run(config, tmp_path / "run")
+    steps = steps_of(tmp_path / "run")
     assert len(steps) == 2 * each
     assert falls([m["distill/kl"] for m in steps], 0.9 if objective.get("over") == "sampled" else 0.5)
     for m in steps:
@@ -85,16 +85,15 @@ def test_the_student_comes_to_the_teacher_and_goes_on_after_a_break(tmp_path: Pa
 
 
 @pytest.mark.run
-def test_responses_of_older_policies_are_weighted_and_go_on_after_a_break(tmp_path: Path) -> None:
+def test_responses_of_older_policies_are_weighted(tmp_path: Path) -> None:
     teacher = {"path": make_teacher(tmp_path / "teacher")}
-    weighted = {"over": "sampled", "stale_weights": "token", **SLOW, "rounds": 1}
+    weighted = {"over": "sampled", "stale_weights": "token", "rounds": 1, "steps_per_round": 6}
     config = recipe(teacher, **weighted).model_dump(mode="json")
     config["rollout"]["max_staleness"] = 2
-    goes_on_as_if_never_broken(RunConfig.model_validate(config), tmp_path / "runs", [("update", 5)])
-    shares = [m["distill/stale"] for m in steps_of(tmp_path / "runs" / "whole")]
-    assert shares == [0.0] + [1.0] * 11
-    weights = [m.get("distill/stale_weight", 1.0) for m in steps_of(tmp_path / "runs" / "whole")]
-    assert len({w for w in weights if w != 1.0}) == 11
+    run(RunConfig.model_validate(config), tmp_path / "run")
+    steps = steps_of(tmp_path / "run")
+    assert [m["distill/stale"] for m in steps] == [0.0] + [1.0] * 5
+    assert len({m["distill/stale_weight"] for m in steps[1:]} - {1.0}) == 5
 
 
 @pytest.mark.run
@@ -103,7 +102,7 @@ def test_a_policy_that_reads_the_answer_teaches_itself(tmp_path: Path) -> None:
     hint = {"hint": "{question} {answer} {question}"}
     begun = [start("sft.steps=40")]
     config = recipe(hint, begun=begun, reference={"schedule": "ema", "alpha": 0.1}, steps_per_round=4)
-    goes_on_as_if_never_broken(config, tmp_path, [("update", 3), ("publish", 3)])
+    run(config, tmp_path / "whole")
     steps = steps_of(tmp_path / "whole")
     assert [m["reference/version"] for m in steps] == [float(1 + i) for i in range(8)]
     assert all(m["distill/unhinted"] == m["distill/too_long"] == 0 for m in steps)
@@ -126,7 +125,7 @@ def test_a_policy_that_reads_what_came_of_its_response_teaches_itself(tmp_path: 
     reference = {"schedule": "ema", "alpha": 0.1}
     begun = [start("sft.steps=40")]
     config = recipe({"feedback": FEEDBACK}, begun=begun, reference=reference, steps_per_round=3, rounds=1)
-    goes_on_as_if_never_broken(config, tmp_path, [("update", 2)])
+    run(config, tmp_path / "whole")
     for m in steps_of(tmp_path / "whole"):
         assert m["rows"] + m["distill/unhinted"] + m["distill/too_long"] == 12
         assert m["distill/with_message"] > 0
@@ -136,34 +135,38 @@ def test_a_policy_that_reads_what_came_of_its_response_teaches_itself(tmp_path: 
     assert all(len(text) < 6 for text in shown), "the policy was asked the question alone"
 
 
-def test_words_of_a_teacher_that_have_no_tokens_are_refused(tmp_path: Path) -> None:
-    refused(recipe({"feedback": {}}), tmp_path, "distill.teacher has characters.*'A'")
-    refused(recipe({"hint": "Q: {question}"}), tmp_path, "distill.teacher has characters.*'Q'")
+INDUCTION = {"generator": {"name": "induction", "params": {"num_train": 5, "num_evaluation": 0}}}
+ARITHMETIC = TREE["data"]["train"]
 
 
-def refused(config: RunConfig, folder: Path, words: str) -> None:
+@pytest.mark.parametrize(
+    ("distill", "train", "words"),
+    [
+        ({"teacher": {"feedback": {}}}, ARITHMETIC, "distill.teacher has characters.*'A'"),
+        ({"teacher": {"hint": "Q: {question}"}}, ARITHMETIC, "distill.teacher has characters.*'Q'"),
+        ({"teacher": {"path": "other"}}, ARITHMETIC, r"vocabulary of \d+ tokens and the policy one of \d+.*'A'"),
+        ({"teachers": {"arithmetics": {"path": "other"}}}, ARITHMETIC, "'arithmetics'.*are of arithmetic"),
+        (
+            {"teachers": {"arithmetic": {"path": "other"}}},
+            [*ARITHMETIC, INDUCTION],
+            "no teacher for the domain 'induction'.*distill.teacher",
+        ),
+        (
+            {"teacher": {"hint": "{question} {answer}"}},
+            [INDUCTION],
+            "no prompt of the domain 'induction' has a text or number",
+        ),
+    ],
+)
+def test_a_teacher_that_cannot_teach_is_refused_before_anything_is_trained(
+    distill: dict[str, Any], train: list[Any], words: str, tmp_path: Path
+) -> None:
+    make_teacher(tmp_path / "other", CREATE["characters"] + "ABC")
+    config = recipe(**{"teacher": None, **distill}).model_dump(mode="json")
+    config["data"]["train"] = train
     with pytest.raises(ConfigError, match=words):
-        with open_run(config, folder, folder / "run", "auto", Progress()):
+        with open_run(RunConfig.model_validate(config), tmp_path, tmp_path / "run", "auto", Progress()):
             pass
-
-
-def test_a_teacher_of_other_tokens_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
-    refused(
-        recipe({"path": make_teacher(tmp_path / "teacher", CREATE["characters"] + "ABC")}),
-        tmp_path,
-        r"teacher.*vocabulary of \d+ tokens and the policy one of \d+.*'A'",
-    )
-
-
-def test_a_domain_without_a_teacher_and_a_teacher_without_a_domain_are_refused(tmp_path: Path) -> None:
-    path = make_teacher(tmp_path / "teacher")
-    refused(recipe(None, teachers={"arithmetics": {"path": path}}), tmp_path, "'arithmetics'.*are of arithmetic")
-    both = recipe(None, teachers={"arithmetic": {"path": path}}).model_dump(mode="json")
-    both["data"]["train"].append({"generator": {"name": "induction", "params": {"num_train": 5, "num_evaluation": 0}}})
-    refused(RunConfig.model_validate(both), tmp_path, "no teacher for the domain 'induction'.*distill.teacher")
-    programs = both | {"data": both["data"] | {"train": both["data"]["train"][1:]}}
-    programs["distill"] = both["distill"] | {"teachers": {}, "teacher": {"hint": "{question} {answer}"}}
-    refused(RunConfig.model_validate(programs), tmp_path, r"no prompt of the domain 'induction' has a text or number")
 
 
 HINT = TeacherConfig(hint="{question} It is {answer}.", system="You know {answer}.")

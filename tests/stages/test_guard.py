@@ -101,11 +101,12 @@ def test_a_collapse_that_old_responses_hid_is_rolled_back_to_before_it(tmp_path:
 
 
 KINDS: list[list[str]] = [
-    ["train.lora={rank: 4}", "rl.select.keep=all"],
-    ["rl.algorithm={name: ppo, critic_learning_rate: 1e-3, num_minibatches: 1}"],
-    ["rl.reference.schedule=ema", "rl.reference.alpha=0.5"],
+    ["train.lora={rank: 4}", "rl.select.keep=all", "rollout.max_staleness=2"],
+    [
+        "rl.algorithm={name: ppo, critic_learning_rate: 1e-3, num_minibatches: 1}",
+        "rl.reference={schedule: ema, alpha: 0.5}",
+    ],
     ["train.backend=fsdp"],
-    ["rollout.max_staleness=2", "rl.select.keep=all"],
 ]
 
 

@@ -26,15 +26,10 @@ def test_a_cut_that_is_kept_leaves_no_mismatch_and_one_that_is_not_does() -> Non
 
 
 @pytest.mark.run
-def test_a_recorded_set_is_bounded_and_how_often_is_said() -> None:
+def test_a_recorded_set_is_bounded_and_how_often_is_said_and_without_a_cut_nothing_is_recorded() -> None:
     steps, calls = run(V32, "rollout.top_p=0.99", "rollout.max_kept=2")
     assert all(max(r.kept.sizes) <= 2 for _, rollouts in calls["generate"] for r in rollouts)
-    assert all(m["sampling/bounded"] > 0.05 for m in steps)
-    assert all(abs(m["mismatch/k3"]) < 1e-9 for m in steps)
-
-
-@pytest.mark.run
-def test_without_a_cut_nothing_is_recorded() -> None:
+    assert all(m["sampling/bounded"] > 0.05 and abs(m["mismatch/k3"]) < 1e-9 for m in steps)
     steps, calls = run(V32)
     assert all(r.kept is None and r.routing is None for _, rollouts in calls["generate"] for r in rollouts)
     assert all("sampling/kept_mean" not in m and "routing/changed" not in m for m in steps)

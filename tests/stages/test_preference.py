@@ -1,4 +1,4 @@
-"""Preference stages: pairs made here or read from files, the reference kept, killed and resumed to the same bytes."""
+"""Preference stages: pairs made here or read from files, the reference kept, resumed; and groups that are ranked."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from tests.stages.broken import Broken, goes_on_as_if_never_broken, run
+from tests.stages.marks import MARKED
 from tests.stages.sessions import Heard, train_model
 from tests.stages.start import ABLE, policy
+from tests.stages.start import start as begun
 from tests.stages.tiny import tiny
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import DataError, RunError
@@ -70,31 +72,25 @@ def test_a_verifier_is_enough_right_answers_against_wrong_ones_of_the_policy(tmp
 
 @pytest.mark.run
 @pytest.mark.parametrize("every_part", [False, True])
-def test_parts_have_their_own_pairs_and_each_its_own_reference(tmp_path: Path, start: Path, every_part: bool) -> None:
+def test_parts_have_their_own_pairs_and_each_its_own_reference_also_after_a_break(
+    tmp_path: Path, start: Path, every_part: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("verizero.pipeline.stages._epochs.CHUNK_STEPS", 2)
     config = recipe(start, parts=2, sampled={**SAMPLED, "every_part": every_part})
-    train_model(config, tmp_path, tmp_path / "run")
-    folder = tmp_path / "run/stages/preference"
+    # "train" ends twice in each part, and what it did is in a checkpoint once it begins again
+    goes_on_as_if_never_broken(config, tmp_path, [("sample", 1), ("train", 1), ("train", 2), ("train", 2)])
+    folder = tmp_path / "whole/stages/preference"
     first, second = (read_jsonl(folder / f"pairs-{k}.jsonl") for k in (1, 2))
     assert len({p.name.split("-")[1] for p in folder.glob("reference-*")}) == 2
     assert not {p["id"] for p in first} & {p["id"] for p in second}
     versions = {p["policy_version"] for p in first}, {p["policy_version"] for p in second}
     assert (versions[0] == versions[1]) is not every_part
-    margins = [s["metrics"]["preference/margin"] for s in rows(tmp_path / "run", "step")]
+    steps = [s["metrics"] for s in rows(tmp_path / "whole", "step")]
+    margins = [m["preference/margin"] for m in steps]
     assert margins[0] == pytest.approx(0.0, abs=NEAR)
     assert margins[4] == pytest.approx(0.0, abs=NEAR), "the second part holds against the policy that the first left"
     assert margins[3] > 0.01
-
-
-@pytest.mark.run
-@pytest.mark.parametrize(("loss", "every_part"), [("kto", False), ("simpo", True)])
-def test_stopped_anywhere_and_resumed_ends_with_the_same_bytes(
-    tmp_path: Path, start: Path, loss: str, every_part: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("verizero.pipeline.stages._epochs.CHUNK_STEPS", 2)
-    config = recipe(start, loss={"name": loss}, parts=2, sampled={**SAMPLED, "every_part": every_part})
-    # "train" ends twice in each part, and what it did is in a checkpoint once it begins again
-    goes_on_as_if_never_broken(config, tmp_path, [("sample", 1), ("train", 1), ("train", 2), ("train", 2)])
-    assert any(step["metrics"]["tree/ratio"] > 1.1 for step in rows(tmp_path / "whole", "step")), "nothing was shared"
+    assert any(m["tree/ratio"] > 1.1 for m in steps), "nothing was shared"
 
 
 @pytest.mark.run
@@ -167,3 +163,19 @@ def test_a_policy_that_never_differs_makes_no_pairs_and_says_what_to_do(tmp_path
     config = recipe(sampled={"prompts": 2, "samples": 2})
     with pytest.raises(DataError, match="0 pairs for 1 parts"):
         train_model(config, tmp_path, tmp_path / "run")
+
+
+@pytest.mark.run
+def test_online_the_best_of_a_group_trains_against_its_worst(tmp_path: Path) -> None:
+    section = {"loss": {"name": "dpo"}, "rounds": 2, "steps_per_round": 2, "prompts_per_step": 3, "group_size": 6}
+    section |= {"optimizer": CALM, "reference": {"schedule": "every_round"}}
+    changes = {"stages": ["online_preference"], "sft": None, "online_preference": section}
+    train_model(tiny(changes, [begun(), MARKED]), tmp_path, tmp_path / "run")
+    lines = read_jsonl(tmp_path / "run" / "metrics.jsonl")
+    steps = [r["metrics"] for r in lines if r["kind"] == "step"]
+    assert all(m["pairs"] >= 1 for m in steps)
+    for m in steps:
+        assert m["groups/kept"] == m["groups/trained"] + m["groups/carried_out"] - m["groups/carried_in"]
+    assert [m["reference/version"] for m in steps] == [1, 1, 2, 2]
+    margins = [abs(m["preference/margin"]) < NEAR for m in steps]
+    assert margins == [True, False, True, False], "at the begin of a round the reference is the policy"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,30 +15,28 @@ from tests.stages.tiny import tiny
 from verizero.pipeline.config.run import RunConfig
 
 
-@pytest.fixture(scope="module")
-def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return killed(tmp_path_factory.mktemp("killed"), *started())
-
-
 @pytest.mark.run
-@pytest.mark.parametrize("kills", SCENARIOS, ids=repr)
-def test_killed_and_resumed_equals_never_killed(ends: dict[str, Any], kills: list[tuple[str, int, str]]) -> None:
-    scenario = ends["killed"][repr(kills)]
-    assert scenario["deaths"] == [-signal.SIGKILL] * len(kills), "the kill did not happen where it was meant to"
-    assert scenario["last"] == 0
-    assert scenario["end"] == ends["whole"]
+def test_killed_and_resumed_equals_never_killed(tmp_path: Path) -> None:
+    all_survived(killed(tmp_path, *started()), len(SCENARIOS))
 
 
 FEW = ["rl.rounds=1", "rl.prompts_per_step=4", "rl.select.keep=all"]
+ENTROPY = "rl.algorithm={name: grpo, entropy_coef: 0.05}"
+LORA = "train.lora={rank: 4, alpha: 8}"
 CASES = {
-    "critic of its own, warmed up": ["rl.algorithm={name: ppo, critic_warmup_steps: 1}"],
+    "critic of its own, warmed up, half the bits": [
+        "rl.algorithm={name: ppo, critic_warmup_steps: 1}",
+        "model.dtype=bfloat16",
+    ],
     "shared critic": [
         "rl.algorithm={name: ppo, critic_shared: true}",
         "rl.optimizer={learning_rate: 1e-3, schedule: linear}",
     ],
-    "greedy baseline and demonstrations, graded while others are sampled": [
+    "adapters on four bits, greedy baseline and demonstrations, graded while others are sampled": [
         "rl.algorithm={name: remax, ptx_coef: 0.1}",
         "scoring.overlap=true",
+        "model.quantize=nf4",
+        LORA,
     ],
     "components, carried groups, budget": [
         "rl.algorithm={name: gdpo}",
@@ -48,16 +44,9 @@ CASES = {
         "rl.select.keep=informative",
         "rl.max_tokens=3000",
     ],
-    "half the bits": ["rl.algorithm={name: grpo, entropy_coef: 0.05}", "model.dtype=bfloat16"],
-    "adapters on four bits": [
-        "rl.algorithm={name: grpo, entropy_coef: 0.05}",
-        "train.lora={rank: 4, alpha: 8}",
-        "model.quantize=nf4",
-    ],
-    "adapters of experts": ["rl.algorithm={name: grpo, entropy_coef: 0.05}", "train.lora={rank: 4, alpha: 8}"],
-    "two ahead": ["rl.algorithm={name: grpo, entropy_coef: 0.05}", "rollout.max_staleness=2"],
+    "adapters of experts": [ENTROPY, LORA],
     "a policy that teaches itself with feedback, two ahead": [
-        "rl.algorithm={name: grpo, entropy_coef: 0.05}",
+        ENTROPY,
         "rl.reference={schedule: ema, alpha: 0.1}",
         "rl.distill={coef: 0.5, over: sampled, stale_weights: token, teacher: {feedback: {template: "
         "'{right}{message}{question}', right: '{right}, ', message: '{message}, ', max_message_tokens: 9}}}",
@@ -111,24 +100,6 @@ def test_every_kind_is_tried() -> None:
     assert [s.name for s in stages] == list(IN_EACH_STAGE)
 
 
-@pytest.fixture(scope="module")
-def ends_of_stages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """How the run never killed ended, and the one that was killed many times."""
-    return killed(tmp_path_factory.mktemp("killed"), start(), "sft.steps=25", *STAGES)
-
-
 @pytest.mark.run
-@pytest.mark.parametrize("stage", IN_EACH_STAGE)
-def test_killed_before_and_in_a_stage_it_ends_as_if_never_killed(ends_of_stages: dict[str, Any], stage: str) -> None:
-    (killed,) = ends_of_stages["killed"].values()
-    kills = [(name, *kill) for name, some in IN_EACH_STAGE.items() for kill in some]
-    own = [(kill, death) for kill, death in zip(kills, killed["deaths"], strict=True) if kill[0] == stage]
-    assert {death for _, death in own} == {-signal.SIGKILL}, f"a kill did not happen where it was meant to: {own}"
-    assert killed["stages"][stage] == ends_of_stages["stages"][stage]
-
-
-@pytest.mark.run
-def test_killed_in_every_stage_the_run_ends_as_if_never_killed(ends_of_stages: dict[str, Any]) -> None:
-    (killed,) = ends_of_stages["killed"].values()
-    assert killed["last"] == 0
-    assert killed["end"] == ends_of_stages["whole"]
+def test_killed_before_and_in_every_stage_a_run_ends_as_if_never_killed(tmp_path: Path) -> None:
+    all_survived(killed(tmp_path, start(), "sft.steps=25", *STAGES), 1)

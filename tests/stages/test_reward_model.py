@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 import torch
 import transformers
 
-from tests.stages.broken import goes_on_as_if_never_broken, run
+from tests.stages.broken import run
 from tests.stages.marks import MARKS
 from tests.stages.start import started
 from tests.stages.tiny import SUMS, tiny
@@ -30,7 +31,8 @@ from verizero.pipeline.stages._pairs import lines_of_group, lines_of_steps
 from verizero.pipeline.stages.reward_model import labelled
 from verizero.pipeline.train.ranks import ALONE
 from verizero.pipeline.train.reward_model import LabelledSteps
-from verizero.pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
+from verizero.pipeline.types import Attempt, Group, Prompt, Rollout, ScoredRollout, Verdict
+from verizero.verifiers.base import load
 from verizero.verifiers.reward_model import Shown
 
 MARKED = [{"generator": {"name": "arithmetic", "params": SUMS}, "verifier": MARKS}]
@@ -41,10 +43,7 @@ REWARD = {"name": "reward_model", "params": {"model": "stage:reward_model", "whi
 def recipe(
     stages: list[Any], changes: dict[str, Any] | None = None, overrides: tuple[str, ...] = (), **others: Any
 ) -> RunConfig:
-    sampled = {
-        "sampled": {"prompts": 20, "samples": 6},
-        "held_out": 0.5,
-    }  # few prompts: a tenth of them may have no pair
+    sampled = {"sampled": {"prompts": 20, "samples": 6}, "held_out": 0.5}  # few prompts: a tenth may have no pair
     own = {"steps": 4, "batch_size": 8, **sampled, **(changes or {})}
     data = {"train": MARKED, **others.pop("data", {})}
     start = started() if "sft" in stages else ()
@@ -55,7 +54,7 @@ def recipe(
 def test_rl_is_graded_by_the_model_of_the_stage_before_it(tmp_path: Path) -> None:
     rl = {"rounds": 1, "steps_per_round": 2, "reward": REWARD, "select": {"keep": "all"}}
     config = recipe(["sft", "reward_model", "rl"], rl=rl)
-    goes_on_as_if_never_broken(config, tmp_path, [("train", 2), ("update", 1)])
+    run(config, tmp_path / "whole")
     folder = tmp_path / "whole" / "stages" / "reward_model"
     pairs = read_jsonl(folder / "pairs.jsonl")
     assert pairs
@@ -70,11 +69,6 @@ def test_rl_is_graded_by_the_model_of_the_stage_before_it(tmp_path: Path) -> Non
     assert any(r["reason"].startswith("model_score") for r in sampled)
     judged = [r for r in read_jsonl(tmp_path / "whole" / "rollouts.jsonl") if r["stage"].startswith("evaluation/")]
     assert not any(r["reason"].startswith("model_score") for r in judged)
-    other = tmp_path / "broken" / "stages" / "reward_model" / "model" / "model.safetensors"
-    assert other.read_bytes() == (folder / "model" / "model.safetensors").read_bytes()
-
-
-AGAIN = {"name": "reward_again", "kind": "reward_model", "with": {"continues": "reward_model", "steps": 2}}
 
 
 def test_a_model_is_trained_on_the_prompt_that_it_is_asked_about() -> None:
@@ -108,25 +102,6 @@ def test_labels_are_those_of_the_verdicts_steps_that_end_in_a_piece() -> None:
         labelled(response, {**line, "steps": []})
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"step_end": "("}, r"'\(' is no regular expression .*ends a step with its line"),
-        (
-            {"step_end": "x", "sampled": {"judge": "policy"}},
-            "sampled.judge gives none; drop sampled.judge, or step_end",
-        ),
-        (
-            {"step_end": "x", "pairs": [{"file": "a.jsonl", "verifier": "exact"}], "on_wrong_chosen": "drop"},
-            "on_wrong_chosen=drop is about pairs, and step_end trains on steps",
-        ),
-    ],
-)
-def test_steps_that_no_verifier_scores_are_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        recipe(["reward_model"], changes)
-
-
 def step_rows() -> list[dict[str, Any]]:
     """Sums of two steps; the second one is wrong in every other row."""
     sums = [(a, b) for a in range(1, 7) for b in range(1, 7)]
@@ -143,7 +118,7 @@ def step_file(folder: Path, rows: list[dict[str, Any]], step_end: str = "\n") ->
 @pytest.mark.run
 def test_a_process_reward_model_learns_the_labels_of_a_file(tmp_path: Path) -> None:
     config = recipe(["reward_model"], step_file(tmp_path, step_rows()), **NO_RL)
-    goes_on_as_if_never_broken(config, tmp_path, [("train", 1)])
+    run(config, tmp_path / "whole")
     lines = read_jsonl(tmp_path / "whole" / "stages" / "reward_model" / "steps.jsonl")
     assert lines[0] == {
         "id": "pairs.jsonl/1",
@@ -175,22 +150,28 @@ def test_rows_that_are_not_of_the_stages_form_are_refused(
         run(recipe(["reward_model"], {**step_file(tmp_path, rows), **changes}, **NO_RL), tmp_path / "run")
 
 
+STEPS_OF_FILE = {"pairs": [{"file": "a.jsonl", "verifier": "exact"}], "on_wrong_chosen": "drop"}
+
+
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("own", "again", "message"),
     [
-        ({"with": {"continues": "sft"}}, r"continues names 'sft', which leaves no model; name reward_model"),
-        ({"with": {"continues": "reward_again"}}, r"continues names 'reward_again', which is no stage before it"),
-        (
-            {"with": {"continues": "reward_model", "chat": True}},
-            r"chat=True with continues: reward_model, .*chat=False",
-        ),
-        ({"with": {"continues": "reward_model", "step_end": "x"}}, r"step_end=x with continues: .*step_end=None"),
-        ({"with": {"replay": 0.2}}, r"replay=0\.2 without reward_model\.continues"),
+        ({"step_end": "("}, {}, r"'\(' is no regular expression .*ends a step with its line"),
+        ({"step_end": "x", "sampled": {"judge": "policy"}}, {}, "sampled.judge gives none; drop sampled.judge, or"),
+        ({"step_end": "x", **STEPS_OF_FILE}, {}, "on_wrong_chosen=drop is about pairs, and step_end trains on steps"),
+        ({}, {"continues": "sft"}, "continues names 'sft', which leaves no model; name reward_model"),
+        ({}, {"continues": "reward_again"}, "continues names 'reward_again', which is no stage before it"),
+        ({}, {"continues": "reward_model", "chat": True}, "chat=True with continues: reward_model, .*chat=False"),
+        ({}, {"continues": "reward_model", "step_end": "x"}, "step_end=x with continues: .*step_end=None"),
+        ({}, {"replay": 0.2}, r"replay=0\.2 without reward_model\.continues"),
     ],
 )
-def test_what_cannot_be_continued_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_what_no_reward_model_can_be_trained_on_is_refused(
+    own: dict[str, Any], again: dict[str, Any], message: str
+) -> None:
+    last = {"name": "reward_again", "kind": "reward_model", "with": again}
     with pytest.raises(ConfigError, match=message):
-        recipe(["sft", "reward_model", {**AGAIN, **changes}])
+        recipe(["sft", "reward_model", last] if again else ["reward_model"], own)
 
 
 def pair_file(folder: Path, rows: list[dict[str, str]]) -> dict[str, Any]:
@@ -198,23 +179,27 @@ def pair_file(folder: Path, rows: list[dict[str, str]]) -> dict[str, Any]:
     return {"pairs": [{"file": "pairs.jsonl"}], "steps": 30, "batch_size": 16, "held_out": 0.3}
 
 
-@pytest.mark.run
-def test_pairs_of_a_file(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def of_pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run on right answers against "x", and on two pairs that teach nothing."""
+    folder = tmp_path_factory.mktemp("pairs")
     rows = [{"prompt": f"{a}+{b}=", "chosen": f"{a + b}", "rejected": "x"} for a in range(1, 7) for b in range(1, 7)]
     rows += [{"prompt": "1+1=", "chosen": "2", "rejected": "2"}, {"prompt": "2+2=", "chosen": "", "rejected": "x"}]
-    run(recipe(["reward_model"], pair_file(tmp_path, rows), **NO_RL), tmp_path / "run")
-    assert len(read_jsonl(tmp_path / "run" / "stages" / "reward_model" / "pairs.jsonl")) == 36
-    left_out = read_jsonl(tmp_path / "run" / "stages" / "reward_model" / "left_out.jsonl")
-    assert [row["why"] for row in left_out] == ["with equal sides", "with an empty side"]
-    last = read_jsonl(tmp_path / "run" / "metrics.jsonl")[-1]["metrics"]
-    assert last["held_out/accuracy"] > 0.9
+    run(recipe(["reward_model"], pair_file(folder, rows), **NO_RL), folder / "run")
+    return folder / "run"
 
 
 @pytest.mark.run
-def test_it_judges_groups_of_a_later_stage(tmp_path: Path) -> None:
-    rows = [{"prompt": f"{a}+{b}=", "chosen": f"{a + b}", "rejected": "x"} for a in range(1, 7) for b in range(1, 7)]
-    run(recipe(["reward_model"], pair_file(tmp_path, rows), **NO_RL), tmp_path / "run")
-    here: Any = SimpleNamespace(ranks=ALONE, folder=tmp_path / "run", base_dir=tmp_path)
+def test_pairs_of_a_file(of_pairs: Path) -> None:
+    assert len(read_jsonl(of_pairs / "stages" / "reward_model" / "pairs.jsonl")) == 36
+    left_out = read_jsonl(of_pairs / "stages" / "reward_model" / "left_out.jsonl")
+    assert [row["why"] for row in left_out] == ["with equal sides", "with an empty side"]
+    assert read_jsonl(of_pairs / "metrics.jsonl")[-1]["metrics"]["held_out/accuracy"] > 0.9
+
+
+@pytest.mark.run
+def test_it_judges_groups_of_a_later_stage(of_pairs: Path) -> None:
+    here: Any = SimpleNamespace(ranks=ALONE, folder=of_pairs, base_dir=of_pairs.parent)
     workers: Any = SimpleNamespace(graders=Graders(Scorer(ScoringConfig(), {})))
     recorder: Any = SimpleNamespace(timed=lambda phase: nullcontext())
     members = tuple(
@@ -234,13 +219,8 @@ def test_one_prompt_cannot_be_divided(tmp_path: Path) -> None:
 
 
 @pytest.mark.run
-def test_the_verifier_asks_as_the_model_was_trained(tmp_path: Path) -> None:
-    from verizero.pipeline.types import Attempt
-    from verizero.verifiers.base import load
-
-    rows = [{"prompt": f"{a}+{b}=", "chosen": f"{a + b}", "rejected": "x"} for a in range(1, 7) for b in range(1, 4)]
-    run(recipe(["reward_model"], pair_file(tmp_path, rows), **NO_RL), tmp_path / "run")
-    folder = tmp_path / "run" / "stages" / "reward_model" / "model"
+def test_the_verifier_asks_as_the_model_was_trained(of_pairs: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(of_pairs / "stages" / "reward_model" / "model", tmp_path / "model"))
     known = json.loads((folder / "reward.json").read_text())
     asked = [Attempt("7", None, "3+4=", False), Attempt("x", None, "3+4=", False)]
     good, bad = load("reward_model").bind({"model": str(folder), "whiten": True}).score(asked)

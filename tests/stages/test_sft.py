@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.stages.broken import goes_on_as_if_never_broken, run
+from tests.stages.broken import run
 from tests.stages.sessions import Heard
 from tests.stages.tiny import tiny
 from verizero.pipeline.config.run import RunConfig
@@ -81,14 +81,6 @@ def test_rows_that_teach_nothing_are_counted_named_and_kept(tmp_path: Path) -> N
 def test_a_stage_whose_demonstrations_all_are_too_long_says_so(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"'sft'.* 1 past the context"):
         run(shown(tmp_path, BAD[3:]), tmp_path / "run")
-
-
-@pytest.mark.run
-def test_evaluations_on_the_way_and_a_break_after_each(tmp_path: Path) -> None:
-    config = sft({"steps": 7, "evaluate_every": 3}, train={"packing": "on"})
-    goes_on_as_if_never_broken(config, tmp_path, [("evaluate", 2), ("train", 2), ("evaluate", 1)])
-    labels = [row["label"] for row in rows(tmp_path / "whole", "evaluation")]
-    assert labels == ["before training", "sft step 3", "sft step 6", "after sft"]
 
 
 @pytest.mark.run

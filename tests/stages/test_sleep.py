@@ -12,7 +12,7 @@ import torch
 
 from tests.stages.marks import MARKED
 from tests.stages.sessions import replacing, run_all
-from tests.stages.start import started
+from tests.stages.start import start as begin
 from tests.stages.tiny import tiny
 from verizero.pipeline.errors import NonFiniteError
 from verizero.pipeline.report.progress import Progress
@@ -71,7 +71,7 @@ class Sleeper:
 def watched(changes: dict[str, Any], folder: Path) -> Iterator[tuple[Session, Callable[[Any], Any], list[str]]]:
     """A session whose engine sleeps, a wrapper of what must find it asleep, and the stages in which that was called."""
     trained: list[str] = []
-    begun = (*started(), MARKED) if len(changes["stages"]) > 1 else ()
+    begun = (begin(), MARKED) if len(changes["stages"]) > 1 else ()
     with open_run(tiny(changes, begun), folder, folder / "run", "auto", Progress()) as session:
         backend, source = session.workers.backend, session.workers.rollouts
         sleeper = source.generation.engine = Sleeper(source.engine, backend.model)
@@ -91,44 +91,25 @@ def watched(changes: dict[str, Any], folder: Path) -> Iterator[tuple[Session, Ca
 
 
 RL: dict[str, Any] = {"sft": None, "rl": {"select": {"keep": "all"}}}
+AHEAD = {**RL, "stages": ["rl"], "rollout": {"max_staleness": 1}}
 SAMPLED = {"prompts": 16, "samples": 6}
-STAGES: dict[str, dict[str, Any]] = {
-    "sft": {"stages": ["sft"], "sft": {"steps": 4, "evaluate_every": 2}},
-    "rl": {**RL, "stages": ["rl"]},
-    "ahead": {**RL, "stages": ["rl"], "rollout": {"max_staleness": 1}},
-    "preference": {
-        "stages": ["sft", "preference"],
-        "preference": {
-            "loss": {"name": "dpo"},
-            "steps": 2,
-            "batch_size": 4,
-            "sampled": {**SAMPLED, "pairing": {"per_prompt": 2}},
-            "optimizer": {"learning_rate": 1e-3},
-        },
-    },
-    "reward_model": {
-        "stages": ["sft", "reward_model"],
-        "reward_model": {"steps": 2, "batch_size": 8, "sampled": SAMPLED, "held_out": 0.5},
-    },
-    "distill": {
-        "stages": ["distill"],
-        "sft": None,
-        "rl": None,
-        "distill": {
-            "teacher": {"hint": "{question} {answer} "},
-            "rounds": 1,
-            "steps_per_round": 2,
-            "prompts_per_step": 3,
-            "group_size": 4,
-            "optimizer": {"learning_rate": 1e-3},
-        },
-    },
+CALM = {"learning_rate": 1e-4}
+ROUND = {"rounds": 1, "steps_per_round": 2, "prompts_per_step": 3}
+STAGES: dict[str, Any] = {
+    "stages": ["sft", "rl", "preference", "reward_model", "distill"],
+    "sft": {"steps": 4, "evaluate_every": 2, "optimizer": CALM},
+    "rl": {**ROUND, "select": {"keep": "all"}, "optimizer": CALM},
+    "preference": {"loss": {"name": "dpo"}, "steps": 2, "batch_size": 4, "sampled": SAMPLED, "optimizer": CALM},
+    "reward_model": {"steps": 2, "batch_size": 8, "sampled": SAMPLED, "held_out": 0.5},
+    "distill": {**ROUND, "teacher": {"hint": "{question} {answer} "}, "group_size": 4, "optimizer": CALM},
 }
 
 
-@pytest.mark.parametrize("stages", STAGES)
-def test_nothing_trains_while_the_engine_is_awake(stages: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with watched(STAGES[stages], tmp_path) as (session, asleep, trained):
+@pytest.mark.parametrize("changes", [STAGES, AHEAD], ids=["every stage", "ahead"])
+def test_nothing_trains_while_the_engine_is_awake(
+    changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with watched(changes, tmp_path) as (session, asleep, trained):
         monkeypatch.setattr(RewardModel, "update", asleep(RewardModel.update))
         run_all(session)
     assert set(trained) == set(session.run.recipe.stage_names)
