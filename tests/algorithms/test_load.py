@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.source import code_files, relative
 from verizero.pipeline import registry
 from verizero.pipeline.algorithms.base import explain_algorithm, load_algorithm, weighted
 from verizero.pipeline.config.pairs import loop_parts
@@ -104,6 +102,8 @@ def test_a_preset_is_its_row_of_the_specification(name: str) -> None:
     found = (parts.params.kl_place, parts.params.kl_form, parts.params.kl_coef)
     assert found[: len(kl)] == kl if kl else parts.params.kl_place == "none"
     assert parts.needs_reference == (kl is not None)
+    without = load_algorithm(name, {"kl_coef": 0})[1]
+    assert (without.needs_reference, without.params.schedule) == (False, "frozen")
 
 
 def test_what_some_presets_turn_on_besides() -> None:
@@ -133,13 +133,6 @@ def test_every_file_says_its_source_and_describes_every_parameter(name: str) -> 
     assert all(isinstance(text, str) and text for text in module.DEPARTURES)
     assert issubclass(module.Params, PolicyParams)
     assert [key for key, field in module.Params.model_fields.items() if not field.description] == []
-
-
-@pytest.mark.parametrize("name", TABLE)
-def test_a_kl_coefficient_of_0_holds_no_reference(name: str) -> None:
-    _, parts = load_algorithm(name, {"kl_coef": 0})
-    assert not parts.needs_reference
-    assert parts.params.schedule == "frozen"
 
 
 @pytest.mark.parametrize(
@@ -180,16 +173,6 @@ def test_every_way_from_a_recipe_to_parts_checks_them(name: str, way: str) -> No
         WAYS[way]({"name": name, "allow": ["nonsense"], **(custom if name == "custom" else {})})
 
 
-def test_parts_are_made_in_checked_places_only() -> None:
-    """Parts come from algorithm files, which `load_algorithm` checks, and from the rounds of preferences."""
-    outside = {relative(f) for f in code_files() if re.search(r"\bParts\(", f.read_text(encoding="utf-8"))}
-    assert {f for f in outside if not f.startswith("pipeline/algorithms/")} == {
-        "pipeline/config/pairs.py",
-        "pipeline/rl/parts.py",
-    }
-    check(loop_parts())
-
-
 CORRECTED = {"mismatch_level": "token", "mismatch_action": "truncate", "mismatch_cap": 2.0}
 """The correction that a recipe adds where engine and trainer differ."""
 
@@ -199,6 +182,7 @@ def test_a_recipes_corrections_and_lengths_keep_parts_that_pass_the_rules(name: 
     parts = load_algorithm(name)[1]
     check((parts if parts.needs_rollout_logprobs else parts.with_params(**CORRECTED)).resolve(9))
     check(weighted(parts, (1.0, 0.5)))
+    check(loop_parts())
 
 
 def test_weights_of_another_kind_are_refused() -> None:

@@ -1,21 +1,31 @@
-"""A new algorithm is one file: dropped in a folder, or in an installed package's entry point. No list is edited."""
+"""A new algorithm is one file: dropped in a folder, or next to the recipe that names its path. No list is edited."""
 
 from __future__ import annotations
 
+import copy
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import yaml
 
-import verizero.pipeline.algorithms
-from verizero.pipeline import registry
+import verizero.pipeline.algorithms as base
+from tests.stages.sessions import train_model
+from tests.stages.start import ONLY_RL, start
+from tests.stages.tiny import TREE
+from tests.test_documents import CONTRIBUTING, block
 from verizero.pipeline.algorithms.base import explain_algorithm, load_algorithm
+from verizero.pipeline.config.load import dump, load_recipe, parse
+from verizero.pipeline.config.rl import parts_of
+from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.rl.credit import AdvantageInputs, compute_advantages
 from verizero.pipeline.rl.loss import Counts, LossInputs, count_denominators, policy_loss
 from verizero.pipeline.rl.parts import Parts
+from verizero.pipeline.run.choose_checkpoint import recipe_fields
 
 FILE = '''
 """Cubic: a surrogate, a ratio and an advantage that nobody has published."""
@@ -70,27 +80,16 @@ def parts(params: Params) -> Parts:
 
 
 @pytest.fixture
-def dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The file in a folder that the package also looks into."""
-    (tmp_path / "cubic.py").write_text(FILE)
-    monkeypatch.setattr(
-        verizero.pipeline.algorithms, "__path__", [*verizero.pipeline.algorithms.__path__, str(tmp_path)]
-    )
-    yield "cubic"
+def put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], str]]:
+    """A function that writes a file into a folder that the package also looks into; it returns the file's name."""
+    monkeypatch.setattr(base, "__path__", [*base.__path__, str(tmp_path)])
+
+    def write(text: str) -> str:
+        (tmp_path / "cubic.py").write_text(text)
+        return "cubic"
+
+    yield write
     sys.modules.pop("verizero.pipeline.algorithms.cubic", None)
-
-
-@pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The file as a module of another distribution, which names it in its entry points."""
-    (tmp_path / "someones_cubic.py").write_text(FILE)
-    info = tmp_path / "someones_cubic-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: someones-cubic\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[verizero.algorithms]\ntheir_cubic = someones_cubic\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    yield "their_cubic"
-    sys.modules.pop("someones_cubic", None)
 
 
 def train(parts: Parts) -> tuple[float, torch.Tensor]:
@@ -106,11 +105,8 @@ def train(parts: Parts) -> tuple[float, torch.Tensor]:
     return float(out.loss.detach()), lp.grad
 
 
-@pytest.mark.parametrize("how", ["dropped", "installed"])
-def test_one_file_is_an_algorithm(how: str, request: pytest.FixtureRequest) -> None:
-    before = set(registry.names("algorithms"))
-    name = request.getfixturevalue(how)
-    assert set(registry.names("algorithms")) - before == {name}
+def test_one_file_is_an_algorithm(put: Callable[[str], str]) -> None:
+    name = put(FILE)
     _, parts = load_algorithm(name, {"bend": 3.0})
     loss, grad = train(parts)
     # A = 2, 2, -2 at a log-ratio of 0.25 each
@@ -118,42 +114,85 @@ def test_one_file_is_an_algorithm(how: str, request: pytest.FixtureRequest) -> N
     assert grad[0].tolist() == pytest.approx([-2 * (1 + 9 * 0.0625) / 2 / 3] * 2)
     assert float(grad[1, 1]) == 0.0
     page = explain_algorithm(name, {"bend": 3.0}, max_response_tokens=8)
-    assert "cubic(bend=3)" in page
-    assert "the square root of the ratio" in page
-    assert "there is no paper" in page
-    assert "bend is 3.0, the preset has 2.0" in page
+    words = ("cubic(bend=3)", "the square root of the ratio", "there is no paper", "bend is 3.0, the preset has 2.0")
+    assert [word for word in words if word not in page] == []
     with pytest.raises(ConfigError, match=r"'bent'.*bend"):
         load_algorithm(name, {"bent": 3.0})
-
-
-def test_a_name_claimed_twice_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    info = tmp_path / "other-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[verizero.algorithms]\ngrpo = other\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match="'grpo'"):
-        load_algorithm("grpo")
 
 
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ("x = 1\n", "'broken'.*Params"),
+        ("x = 1\n", "'cubic'.*Params"),
         (FILE.replace("return params.of_parts", "return dict() and params.of_parts"), "Parts.*dict"),
         (FILE.replace("Part(doubled)", 'Part("gae")'), "'gae'.*gamma"),
         (FILE.replace('"token_mean"', '"mean"'), "aggregate.*'mean'"),
     ],
 )
-def test_a_file_that_is_no_algorithm_says_why(
-    body: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "broken.py").write_text(body)
-    monkeypatch.setattr(
-        verizero.pipeline.algorithms, "__path__", [*verizero.pipeline.algorithms.__path__, str(tmp_path)]
-    )
-    try:
-        with pytest.raises(ConfigError, match=says):
-            load_algorithm("broken")
-    finally:
-        sys.modules.pop("verizero.pipeline.algorithms.broken", None)
+def test_a_file_that_is_no_algorithm_says_why(body: str, says: str, put: Callable[[str], str]) -> None:
+    name = put(body)
+    with pytest.raises(ConfigError, match=says):
+        load_algorithm(name)
+
+
+SOURCE = block(CONTRIBUTING, "python", "ratio")
+
+
+def recipe(folder: Path, algorithm: dict[str, Any], **more: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "mine.py").write_text(SOURCE)
+    tree = copy.deepcopy(TREE) | more
+    tree["rl"]["algorithm"] = algorithm
+    (folder / "my.yaml").write_text(yaml.safe_dump(tree))
+    return folder / "my.yaml"
+
+
+def rl_fields(config: RunConfig) -> dict[str, Any]:
+    return recipe_fields(config.of_stage("rl"))
+
+
+def test_the_path_starts_from_the_recipes_folder_and_a_dumped_recipe_still_finds_it(tmp_path: Path) -> None:
+    config = load_recipe(recipe(tmp_path / "a", {"path": "mine.py", "clip_high": 0.04}))
+    assert parse(yaml.safe_load(dump(config)), base=tmp_path) == config
+
+
+def test_a_stage_is_stale_if_the_code_changed_and_not_if_it_moved(tmp_path: Path) -> None:
+    first, second = (load_recipe(recipe(tmp_path / name, {"path": "mine.py"})) for name in ("a", "b"))
+    before = rl_fields(first)
+    assert before == rl_fields(second)
+    (tmp_path / "b" / "mine.py").write_text(SOURCE.replace("0.03", "0.04"))
+    assert {k for k, v in rl_fields(second).items() if v != before[k]} == {"rl.algorithm.path"}
+
+
+def test_a_stage_may_have_one_of_its_own(tmp_path: Path) -> None:
+    mine: dict[str, Any] = {"name": "later", "kind": "rl", "with": {"algorithm": {"path": "mine.py", "name": None}}}
+    config = load_recipe(recipe(tmp_path, {"name": "grpo"}, stages=["sft", "rl", mine]))
+    assert [str(parts_of(rl).ratio) for s in ("rl", "later") if (rl := config.of_stage(s).rl)] == [
+        "token",
+        "root_length",
+    ]
+    del mine["with"]["algorithm"]["name"]
+    with pytest.raises(ConfigError, match="a name or the path"):
+        load_recipe(recipe(tmp_path, {"name": "grpo"}, stages=["sft", "rl", mine]))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "says"),
+    [
+        ({"path": "yours.py"}, r"yours\.py': there is no such file"),
+        ({"path": "mine.py", "clip_hi": 1}, "no parameter 'clip_hi'; did you mean clip_high"),
+        ({"path": 3}, "a name or the path of a file"),
+        ({}, "a name or the path of a file"),
+    ],
+)
+def test_what_is_wrong_is_named(algorithm: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load_recipe(recipe(tmp_path, algorithm))
+
+
+@pytest.mark.run
+def test_it_trains(tmp_path: Path) -> None:
+    overrides = [start(), *ONLY_RL, "rl.rounds=1", "rl.steps_per_round=1", "rl.select.keep=all"]
+    path = recipe(tmp_path, {"path": "mine.py"})
+    train_model(load_recipe(path, overrides), tmp_path, tmp_path / "run")
+    assert (tmp_path / "run" / "model" / "model.safetensors").is_file()

@@ -12,7 +12,8 @@ from tests.train.sampled import model_of
 from verizero.pipeline.algorithms.base import load_algorithm
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.rl.parts import Parts
-from verizero.pipeline.run.algorithm import check_routing, resolve_parts, with_correction
+from verizero.pipeline.run.algorithm import check_routing, resolve_parts, response_kinds, sampling, with_correction
+from verizero.pipeline.run.session import StageSetup
 
 
 def test_routing_that_cannot_be_kept_is_refused_on_experts_and_harmless_on_dense_models() -> None:
@@ -79,3 +80,14 @@ def test_a_stage_has_its_own_algorithm() -> None:
     assert of_stage["rl"] is not None
     assert of_stage["rl"].params.kl_place == "loss"
     assert of_stage["again"] not in (None, of_stage["rl"])
+
+
+def test_a_greedy_baseline_is_asked_for_after_the_group() -> None:
+    def setup_of(name: str) -> StageSetup:
+        config = tiny({"rl": {"algorithm": {"name": name, "kl_coef": 0, "allow": []}}}).of_stage("rl")
+        return StageSetup(config, resolve_parts(config), keeps_routing=False)
+
+    (sampled,) = response_kinds(setup_of("grpo"))
+    assert sampled == ("rl", 6, sampling(setup_of("grpo")))
+    _, (name, number, greedy) = response_kinds(setup_of("remax"))
+    assert (name, number, greedy.temperature) == ("rl greedy", 1, 0)

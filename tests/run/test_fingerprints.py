@@ -11,25 +11,14 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.stages.test_stale import short
 from tests.stages.tiny import tiny
 from verizero.pipeline.config.load import dump, parse
-from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.yaml_reader import merge
 from verizero.pipeline.data.pairs import Pair
 from verizero.pipeline.errors import RunError
 from verizero.pipeline.run.choose_checkpoint import STAGES_FILE, differences, hash_rows, read_stages_file, recipe_fields
 from verizero.pipeline.types import Call, Message, Prompt
-
-SHORT: dict[str, Any] = {
-    "stages": ["sft", "rl", {"name": "sft_again", "kind": "sft", "with": {"steps": 3}}],
-    "sft": {"steps": 20},
-    "rl": {"rounds": 1, "steps_per_round": 2, "select": {"keep": "all"}},
-    "data": {"train": [{"file": "rows.jsonl", "verifier": "math"}], "evaluation": []},
-}
-
-
-def short(*overrides: str) -> RunConfig:
-    return tiny(SHORT, overrides)
 
 
 def plain_hash(rows: list[Any]) -> str:

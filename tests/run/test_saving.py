@@ -1,4 +1,4 @@
-"""Checkpoints of a run: where the disk is full, and the memory that they need."""
+"""What a run writes down: checkpoints on a full disk, the memory that they need, the folder of its recipe."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from tests.stages.sessions import session_of
+from tests.stages.tiny import tiny
+from verizero.pipeline.config.load import dump
 from verizero.pipeline.errors import RunError
 from verizero.pipeline.host.heap import trim_heap
 from verizero.pipeline.run.choose_checkpoint import newest_whole
-from verizero.pipeline.run.saving import save
+from verizero.pipeline.run.saving import recipe_folder, recipe_of_run, save, write_origin
 
 
 def test_a_full_disk_ends_the_run_and_keeps_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,3 +53,20 @@ def test_what_the_heap_keeps_is_returned() -> None:
     trim_heap()
     assert resident_mib() < before - 100
     assert newest.sum() == 1000
+
+
+def test_a_recipes_folder_is_found_again_or_the_file_is_named(tmp_path: Path) -> None:
+    run, recipes = tmp_path / "run", tmp_path / "recipes"
+    run.mkdir()
+    recipes.mkdir()
+    assert recipe_folder(run) is None
+    write_origin(run, recipes)
+    assert recipe_folder(run) == recipes.resolve()
+    (run / "recipe.yaml").write_text(dump(tiny()))
+    assert recipe_of_run(run, ["seed=7"]) == (tiny(overrides=["seed=7"]), recipes.resolve())
+    recipes.rename(tmp_path / "elsewhere")
+    with pytest.raises(RunError, match=f"came from {recipes}, which is not there any more; .* into {run}/origin.json"):
+        recipe_folder(run)
+    (run / "origin.json").write_text("{}")
+    with pytest.raises(RunError, match=r"origin\.json cannot be read"):
+        recipe_folder(run)

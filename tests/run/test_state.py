@@ -1,16 +1,14 @@
-"""The state of a run: what starts again with a stage, and what survives JSON to the bit."""
+"""The schedule of a run and its state: what is left, what starts again with a stage, what survives JSON to the bit."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
 
-import pytest
-
 from tests.made_episodes import episode_of, records, turn_of
+from tests.stages.tiny import FOUR_STAGES, tiny
 from tests.train.sampled import MAX, Sampling, groups_of, model_of
-from verizero.pipeline.errors import CheckpointError
-from verizero.pipeline.run.state import InFlightBatch, RunState, StageState
+from verizero.pipeline.run.state import InFlightBatch, Item, RunState, StageState, schedule
 from verizero.pipeline.types import Prompt, Verdict
 
 
@@ -43,9 +41,7 @@ def test_records_survive_json_to_the_bit() -> None:
     assert all(m.rollout.kept is None for g in RunState.from_json(old).stage.carried for m in g.members)
 
 
-def test_a_state_of_another_version_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="item"):
-        RunState.from_json({**RunState().to_json(), "item": 3})
+def test_what_a_state_does_not_say_has_its_default() -> None:
     assert RunState.from_json({"num_done": 2}).num_done == 2
 
 
@@ -58,3 +54,43 @@ def test_episodes_survive_json_to_the_bit() -> None:
     again = RunState.from_json(json.loads(json.dumps(RunState(in_flight=[batch]).to_json())))
     assert again.in_flight == [batch]
     assert again.in_flight[0].rollouts[0][0].turns == rollout.turns
+
+
+def test_the_items_of_a_list_of_stages() -> None:
+    labels = [(i.kind, i.stage, i.label) for i in schedule(tiny(FOUR_STAGES))]
+    assert labels == [
+        ("evaluate", "base", "before training"),
+        ("sft", "sft", "sft"),
+        ("evaluate", "sft", "after sft"),
+        ("rl", "rl", "round 1"),
+        ("evaluate", "rl", "after round 1"),
+        ("rl", "rl", "round 2"),
+        ("evaluate", "rl", "after round 2"),
+        ("sft", "sft_again", "sft_again"),
+        ("evaluate", "sft_again", "after sft_again"),
+        ("rl", "rl_again", "rl_again round 1"),
+        ("evaluate", "rl_again", "after rl_again round 1"),
+    ]
+
+
+def test_positions_count_what_was_trained_and_not_evaluations() -> None:
+    with_evaluations, without = schedule(tiny(FOUR_STAGES)), schedule(tiny({**FOUR_STAGES, "data": {"evaluation": []}}))
+    done, is_evaluated = 0, False
+    for items in (with_evaluations, without):
+        done, is_evaluated = 0, False
+        for index, item in enumerate(items):
+            assert left_of(items, done, is_evaluated) == items[index:]
+            done, is_evaluated = (done, True) if item.kind == "evaluate" else (done + 1, False)
+        assert left_of(items, done, is_evaluated) == []
+    for num_done in range(5):  # wherever a run is, the next item to train is the same
+        ways = [(with_evaluations, True), (without, False), (without, True)]
+        assert len({_next_trained(items, num_done, evaluated) for items, evaluated in ways}) == 1
+
+
+def left_of(items: list[Item], num_done: int, is_evaluated: bool) -> list[Item]:
+    return RunState(num_done=num_done, is_evaluated=is_evaluated).items_left(items)
+
+
+def _next_trained(items: list[Item], num_done: int, is_evaluated: bool) -> str:
+    left = left_of(items, num_done, is_evaluated)
+    return next((i.label for i in left if i.kind != "evaluate"), "")

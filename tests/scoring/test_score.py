@@ -12,45 +12,45 @@ from tests.scoring.fakes import Scripted, prompts_of, rollout, scorer_of
 from verizero.pipeline.config.choices import VerifierChoice
 from verizero.pipeline.config.scoring import ScoringConfig
 from verizero.pipeline.errors import DataError
-from verizero.pipeline.scoring.score import CHUNK, GradingTally, Scorer, bind_verifiers
+from verizero.pipeline.scoring.score import CHUNK, Scorer, bind_verifiers
 from verizero.pipeline.scoring.select import classify_group, select
 from verizero.pipeline.types import Attempt, Group, Prompt, ScoredRollout, Verdict
 
 
-class Second(Scripted):
-    """Reads the text behind the bar."""
+class Part(Scripted):
+    """Reads the text before the bar, or behind it."""
+
+    def __init__(self, place: int) -> None:
+        super().__init__()
+        self.place = place
 
     def _one(self, attempt: Attempt, times: int) -> Verdict:
-        behind = attempt.response.partition("|")[2].strip()
-        return super()._one(Attempt(behind, attempt.reference), times)
+        return super()._one(Attempt(attempt.response.split("|")[self.place].strip(), attempt.reference), times)
 
 
-class First(Scripted):
-    """Reads the text before the bar."""
-
-    def _one(self, attempt: Attempt, times: int) -> Verdict:
-        return super()._one(Attempt(attempt.response.partition("|")[0].strip(), attempt.reference), times)
-
-
-def scored(text: str, weight: float = 0.5, **table: Any) -> tuple[ScoredRollout, Any, Second]:
-    second = Second()
+def scored(text: str, weight: float = 0.5, **table: Any) -> tuple[ScoredRollout, Any, Part]:
+    second = Part(1)
     config = ScoringConfig.model_validate({"components": [{"verifier": "length", "weight": weight}], **table})
-    scorer = Scorer(config, {"a": First()}, [second])
+    scorer = Scorer(config, {"a": Part(0)}, [second])
     (member,), tally = scorer.score(prompts_of("a"), [rollout(text)], with_components=True)
     return member, tally, second
 
 
-@pytest.mark.parametrize("weight", [0.5, -2.0])
-def test_the_reward_is_the_weighted_sum(weight: float) -> None:
-    member, _, _ = scored("graded 0.75 | graded 0.5", weight)
-    assert member.components == (0.75, 0.5)
-    assert member.reward == 0.75 + weight * 0.5
-    assert member.verdict.score == 0.75
-
-
-def test_the_table_holds_for_components() -> None:
-    member, _, _ = scored("graded 1 | no_answer", no_answer=-0.25)
-    assert member.components == (1.0, -0.25)
+@pytest.mark.parametrize(
+    ("text", "weight", "components"),
+    [
+        ("graded 0.75 | graded 0.5", 0.5, (0.75, 0.5)),
+        ("graded 0.75 | graded 0.5", -2.0, (0.75, 0.5)),
+        ("graded 1 | no_answer", 0.5, (1.0, -0.25)),
+    ],
+)
+def test_the_reward_is_the_weighted_sum_of_what_the_table_says(
+    text: str, weight: float, components: tuple[float, float]
+) -> None:
+    member, _, _ = scored(text, weight, no_answer=-0.25)
+    assert member.components == components
+    assert member.reward == components[0] + weight * components[1]
+    assert member.verdict.score == components[0]
 
 
 @pytest.mark.parametrize("text", ["graded 1 | sandbox_error", "verifier_error | graded 1"])
@@ -178,15 +178,9 @@ def test_a_tally_adds_up() -> None:
     scorer, _ = scorer_of(TABLE)
     _, tally = scorer.score(prompts_of("a"), [rollout(t) for t in [*STATUSES, "timeout"]])
     assert tally.statuses == {"graded": 3, "no_answer": 1, "timeout": 2, "verifier_error": 1, "sandbox_error": 1}
-    assert tally.total == 8
-    assert tally.failure_rate == 2 / 8
-    assert tally.seconds == pytest.approx(8 * 0.25)
-    assert GradingTally({}, 0, 0.0).failure_rate == 0.0
-
-
-def test_nothing_to_score_is_nothing() -> None:
-    scored, tally = scorer_of(TABLE)[0].score({}, [])
-    assert (scored, tally.total) == ([], 0)
+    assert (tally.total, tally.failure_rate, tally.seconds) == (8, 2 / 8, pytest.approx(8 * 0.25))
+    scored, nothing = scorer.score({}, [])
+    assert (scored, nothing.total, nothing.failure_rate) == ([], 0, 0.0)
 
 
 def test_verifiers_are_bound_once_by_key_with_their_parameters(tmp_path: Path) -> None:
@@ -202,16 +196,11 @@ def test_verifiers_are_bound_once_by_key_with_their_parameters(tmp_path: Path) -
     assert [v.score for v in bound["exact"].score([Attempt("x", "x"), Attempt("y", "x")])] == [1.0, 0.0]
 
 
-def test_a_row_whose_verifier_does_not_exist_is_named_with_what_is_near() -> None:
+def test_a_row_whose_verifier_cannot_be_bound_is_named(tmp_path: Path) -> None:
     rows = [Prompt("first", "?", "exact", "x"), Prompt("seventh", "?", "exat", "x")]
     with pytest.raises(DataError, match=r"row 'seventh': no verifier is called 'exat'; did you mean exact"):
         bind_verifiers(rows, {})
-
-
-def test_a_wrong_parameter_of_a_users_own_verifier_names_the_row(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        "from verizero.verifiers.base import verifier\n@verifier\ndef check(attempt):\n    return True\n"
-    )
+    (tmp_path / "mine.py").write_text("def check(completion):\n    return 1\n")
     choice = VerifierChoice(path="mine.py:check", params={"no_such": 1})
     with pytest.raises(DataError, match=r"row 'first': .*no parameter 'no_such'"):
         bind_verifiers([Prompt("first", "?", "own", "x")], {"own": choice}, tmp_path)

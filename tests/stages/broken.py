@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.stages.kill_driver import fingerprint
+from tests.stages.kill_driver import KILLS, fingerprint
 from tests.warm import warm
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.report.progress import Progress
@@ -47,23 +47,18 @@ def run(config: RunConfig, folder: Path, breaks: tuple[str, int] | None = None) 
         save_final(session.run, session.workers.backend)
 
 
-def killed(folder: Path, *overrides: str) -> dict[str, Any]:
-    """How the runs ended that the driver of kills makes of the tiny recipe, or a named one, with these overrides."""
-    command = [sys.executable, "-m", "tests.stages.kill_driver", str(folder), *overrides]
+def killed(folder: Path, kills: str, *overrides: str) -> None:
+    """Assert that runs of the tiny recipe, or a named one, die at these kills and end as the run never killed."""
+    command = [sys.executable, "-m", "tests.stages.kill_driver", str(folder), kills, *overrides]
     done = warm().call(subprocess.run, command, cwd=ROOT, capture_output=True, text=True, timeout=1800, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    ends: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    assert ends["whole_status"] == 0
-    return ends
-
-
-def all_survived(ends: dict[str, Any], num: int) -> None:
-    """Assert that each of `num` scenarios died where it was meant to and ended as the run never killed."""
-    assert len(ends["killed"]) == num
-    for kills, scenario in ends["killed"].items():
-        assert set(scenario["deaths"]) == {-signal.SIGKILL}, f"a kill did not happen where it was meant to: {kills}"
-        assert scenario["last"] == 0, kills
-        assert scenario["end"] == ends["whole"], kills
+    ends = json.loads(done.stdout.splitlines()[-1])
+    assert ends["whole"][0] == 0
+    assert list(ends["killed"]) == KILLS[kills]
+    for text, scenario in ends["killed"].items():
+        missed = [kill for kill, death in scenario["deaths"] if death != -signal.SIGKILL]
+        assert not missed, f"kills that did not happen where they were meant to: {missed}"
+        assert scenario["end"] == ends["whole"], text
 
 
 def goes_on_as_if_never_broken(config: RunConfig, folder: Path, breaks: list[tuple[str, int]]) -> None:

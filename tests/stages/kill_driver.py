@@ -1,11 +1,9 @@
 """Runs the tiny recipe in children that are killed at chosen moments, resumes them, and says how each ended.
 
-Run as a script: `python -m tests.stages.kill_driver FOLDER [RECIPE.yaml] [a.b=c …]`; prints one JSON object. A recipe
-takes the place of the tiny one. With overrides of more than its start and SFT only the kills around an update are
-tried, or around a roll-back where `guard` is among them, or in and between turns where `episodes` are; where they name
-more stages than RL, one run is killed in each of them, again and again. Children are forked after the imports (torch
-has run nothing in parallel by then), so that a kill costs a second and not an interpreter's start. A run is killed
-several times, and what any of its kills changes would still be there at its end.
+Run as a script: `python -m tests.stages.kill_driver FOLDER KILLS [RECIPE.yaml] [a.b=c …]`, with a name in `KILLS`;
+prints one JSON object. A recipe takes the place of the tiny one. Children are forked after the imports (torch has run
+nothing in parallel by then), so that a kill costs a second and not an interpreter's start. A run is killed several
+times, and what any of its kills changes would still be there at its end.
 """
 
 from __future__ import annotations
@@ -25,7 +23,6 @@ from typing import Any
 import torch
 
 from tests.stages.sessions import run_all
-from tests.stages.start import ONLY_RL
 from tests.stages.tiny import tiny
 from verizero.pipeline.config.load import load_recipe
 from verizero.pipeline.config.run import RunConfig
@@ -50,7 +47,7 @@ def config_of(words: list[str]) -> RunConfig:
     return load_recipe(Path(words[0]), words[1:]) if words and words[0].endswith(".yaml") else tiny(overrides=words)
 
 
-CONFIG = config_of(sys.argv[2:] if __name__ == "__main__" else [])
+CONFIG = config_of(sys.argv[3:] if __name__ == "__main__" else [])
 
 
 def die() -> None:
@@ -190,128 +187,79 @@ def flat(value: Any) -> list[bytes]:
     return [repr(value).encode()]
 
 
-SCENARIOS: list[list[tuple[str, int, str]]] = [
-    [
-        ("fsync", 7, "before"),
-        ("train", 2, "before"),
-        ("train", 2, "after"),
-        ("evaluate", 1, "before"),
-        ("generate", 1, "before"),
-        ("verify", 2, "after"),
-        ("update", 1, "before"),
-        ("publish", 1, "after"),
-        ("evaluate", 1, "before"),
-        ("step", 2, "after"),
-        ("finish", 1, "before"),
-    ],
-    [
-        ("rename", 3, "before"),
-        ("next_prompts", 3, "after"),
-        ("select", 2, "after"),
-        ("publish", 1, "before"),
-        ("torn line", 2, ""),
-        ("update", 2, "after"),
-        ("evaluate", 1, "after"),
-        ("fsync", 20, "after"),
-        ("finish", 1, "after"),
-    ],
-    [
-        ("torn line", 22, ""),
-        ("generate", 2, "after"),
-        ("rename", 2, "after"),
-    ],
-]
-"""Kills of one run, one after the other: the numbers of each count from the start of its own process."""
-
-AROUND_UPDATES: list[list[tuple[str, int, str]]] = [
-    [("generate", 2, "after"), ("update", 1, "before"), ("rename", 1, "after"), ("update", 1, "after")]
-]
-
-IN_TURNS: list[list[tuple[str, int, str]]] = [
-    [("environment start", 20, "before"), ("environment step", 10, "after"), ("turns", 5, "before")],
-    [("update", 1, "after"), ("rename", 2, "before"), ("publish", 1, "after"), ("environment step", 7, "before")],
-]
-
-WITH_AGENTS: list[list[tuple[str, int, str]]] = [
-    [
-        ("environment start", 3, "after"),
-        ("turns", 2, "after"),
-        ("environment step", 9, "before"),
-        ("update", 1, "after"),
-    ]
-]
-
-IN_EACH_STAGE: dict[str, list[tuple[str, int, str]]] = {
-    "pretrain": [("train", 1, "before"), ("train", 2, "after")],
-    "sft": [("train", 1, "before"), ("train", 2, "after"), ("train", 3, "before")],
-    "rl": [("next_prompts", 1, "before"), ("update", 2, "after")],
-    "preference": [("sample", 1, "before"), ("sample", 2, "after"), ("train", 2, "after")],
-    "online_preference": [("next_prompts", 1, "before"), ("update", 2, "after")],
-    "distill": [("next_prompts", 1, "before"), ("update", 2, "after")],
-    "reward_model": [("sample", 1, "before"), ("sample", 3, "after"), ("train", 2, "after"), ("train", 1, "after")],
-    "sample": [("sample", 1, "before"), ("sample", 2, "after"), ("sample", 2, "after")],
-    "sft_again": [("train", 1, "before"), ("train", 2, "after")],
-    "reward_again": [("sample", 2, "after"), ("train", 1, "after")],
-    "rl_again": [("next_prompts", 1, "before"), ("update", 2, "after")],
-    "reward_steps": [("sample", 2, "after"), ("train", 1, "after")],
-    "rl_steps": [("next_prompts", 1, "before"), ("update", 2, "after")],
+IN_EACH_STAGE = {
+    "pretrain": "train 1 before; train 2 after",
+    "sft": "train 1 before; train 2 after; train 3 before",
+    "rl": "next_prompts 1 before; update 2 after",
+    "preference": "sample 1 before; sample 2 after; train 2 after",
+    "online_preference": "next_prompts 1 before; update 2 after",
+    "distill": "next_prompts 1 before; update 2 after",
+    "reward_model": "sample 1 before; sample 3 after; train 2 after; train 1 after",
+    "sample": "sample 1 before; sample 2 after; sample 2 after",
+    "sft_again": "train 1 before; train 2 after",
+    "reward_again": "sample 2 after; train 1 after",
+    "rl_again": "next_prompts 1 before; update 2 after",
+    "reward_steps": "sample 2 after; train 1 after",
+    "rl_steps": "next_prompts 1 before; update 2 after",
 }
-"""Stage -> kills of one run that has them all, one after the other: before the stage did anything, and within it."""
-SMALL_CHUNKS = {
-    "verizero.pipeline.stages._epochs.CHUNK_STEPS": 5,
-    "verizero.pipeline.stages.sample.SAMPLED_AT_ONCE": 12,
+"""Stage -> kills of one run that has them all: before the stage did anything, and within it."""
+KILLS: dict[str, list[str]] = {
+    "anywhere": [
+        "fsync 7 before; train 2 before; train 2 after; evaluate 1 before; generate 1 before; verify 2 after; "
+        "update 1 before; publish 1 after; evaluate 1 before; step 2 after; finish 1 before",
+        "rename 3 before; next_prompts 3 after; select 2 after; publish 1 before; torn line 2 ever; update 2 after; "
+        "evaluate 1 after; fsync 20 after; finish 1 after",
+        "torn line 22 ever; generate 2 after; rename 2 after",
+    ],
+    "around updates": ["generate 2 after; update 1 before; rename 1 after; update 1 after"],
+    "in turns": [
+        "environment start 20 before; environment step 10 after; turns 5 before",
+        "update 1 after; rename 2 before; publish 1 after; environment step 7 before",
+    ],
+    "with agents": ["environment start 3 after; turns 2 after; environment step 9 before; update 1 after"],
+    "around roll-backs": [
+        "restore 1 before; restore 1 after; alarm 1 after; generate 4 before; step 2 after",
+        "update 2 before; publish 1 after",
+    ],
+    "in each stage": [
+        "; ".join(
+            f"{phase} of {stage} {number} {when}"
+            for stage, kills in IN_EACH_STAGE.items()
+            for phase, number, when in (kill.split() for kill in kills.split("; "))
+        )
+    ],
 }
-SMALL_CHUNKS["verizero.pipeline.stages._pairs.SAMPLED_AT_ONCE"] = 12
+"""Name -> kills of some runs, each killed several times: phase, at which time since its process began, and when."""
+SMALL_CHUNKS = {"_epochs.CHUNK_STEPS": 5, "sample.SAMPLED_AT_ONCE": 12, "_pairs.SAMPLED_AT_ONCE": 12}
 """So that short stages have a middle, with checkpoints in it."""
 
 
-AROUND_ROLL_BACKS: list[list[tuple[str, int, str]]] = [
-    [
-        ("restore", 1, "before"),
-        ("restore", 1, "after"),
-        ("alarm", 1, "after"),
-        ("generate", 4, "before"),
-        ("step", 2, "after"),
-    ],
-    [("update", 2, "before"), ("publish", 1, "after")],
-]
+def fuse_of(kill: str) -> Fuse:
+    """The fuse that these words mean."""
+    phase, number, when = kill.rsplit(" ", 2)
+    return Fuse(phase, int(number), when)
 
 
-def chosen(overrides: list[str]) -> list[list[tuple[str, int, str]]]:
-    """The kills to try with these changes of the recipe."""
-    if any(text.startswith("guard=") for text in overrides):
-        return AROUND_ROLL_BACKS
-    if any("name: agent" in text for text in overrides):
-        return WITH_AGENTS
-    if any(text.startswith("episodes.") for text in overrides):
-        return IN_TURNS
-    if any(text.startswith("stages=") and text not in ONLY_RL for text in overrides):
-        return [[(f"{phase} of {stage}", *when) for stage, kills in IN_EACH_STAGE.items() for phase, *when in kills]]
-    is_plain = all(text.startswith(("model=", "sft.")) for text in overrides)
-    return SCENARIOS if is_plain else AROUND_UPDATES
-
-
-def main(root: Path, scenarios: list[list[tuple[str, int, str]]]) -> dict[str, Any]:
+def main(root: Path, scenarios: list[str]) -> dict[str, Any]:
     """Every scenario's end, and that of a run never killed."""
     torch.set_num_threads(1)
     tempfile.tempdir = None  # the process that this one is a fork of may have another
     quiet()
     if CONFIG.model.create is not None:
         create_model("qwen2", CONFIG.model.create.config, build_tokenizer(CONFIG), 0)  # its imports, once
-    whole = root / "whole"
     for name, small in SMALL_CHUNKS.items():
-        module, _, constant = name.rpartition(".")
-        setattr(importlib.import_module(module), constant, small)
-    results: dict[str, Any] = {"whole_status": in_child(lambda: run(whole, Fuse("", 0, ""))), "killed": {}}
-    results["whole"] = fingerprint(whole)
-    for number, kills in enumerate(scenarios):
-        folder = root / f"killed-{number}"
-        page = any(phase in ("finish", "fsync") for phase, *_ in kills)
-        deaths = [in_child(lambda k=k, f=folder, page=page: run(f, Fuse(*k), page)) for k in kills]
+        module, _, constant = name.partition(".")
+        setattr(importlib.import_module(f"verizero.pipeline.stages.{module}"), constant, small)
+    whole = in_child(lambda: run(root / "whole", Fuse("", 0, "")))
+    results: dict[str, Any] = {"whole": [whole, fingerprint(root / "whole")], "killed": {}}
+    for number, text in enumerate(scenarios):
+        folder, kills = root / f"killed-{number}", text.split("; ")
+        page = "finish" in text or "fsync" in text
+        deaths = [(k, in_child(lambda k=k, f=folder, page=page: run(f, fuse_of(k), page))) for k in kills]
         last = in_child(lambda f=folder, page=page: run(f, Fuse("", 0, ""), page))
-        results["killed"][repr(kills)] = {"deaths": deaths, "last": last, "end": fingerprint(folder)}
+        results["killed"][text] = {"deaths": deaths, "end": [last, fingerprint(folder)]}
     return results
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(Path(sys.argv[1]), chosen(sys.argv[2:]))))
+    print(json.dumps(main(Path(sys.argv[1]), KILLS[sys.argv[2]])))

@@ -62,9 +62,12 @@ def rewrite_judge(folder: Path, body: str) -> None:
 
 
 @pytest.mark.run
-def test_all_stages_are_complete(tmp_path: Path) -> None:
-    assert not (tmp_path / "run" / "summary.json").exists()
-    assert end(tmp_path)[0] == {"reason": "done", "where": "", "message": "every stage is complete"}
+def test_all_stages_are_complete_and_a_try_that_must_not_continue_says_nothing_of_the_run(tmp_path: Path) -> None:
+    done = {"reason": "done", "where": "", "message": "every stage is complete"}
+    assert end(tmp_path)[0] == done
+    with pytest.raises(ResumeRefused, match="already holds a run"):
+        train(tiny({}, [start(), *ONLY_RL, *ROUND]), tmp_path, tmp_path / "run", "never", Heard())
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["ended"] == done
 
 
 @pytest.mark.run
@@ -89,15 +92,6 @@ def test_graders_fail_and_a_later_try_says_how_it_ended_itself(tmp_path: Path) -
     assert (ended["reason"], ended["where"]) == ("error", "the start"), "of the last try, which did not begin"
     rewrite_judge(tmp_path, "return len(attempt.response) % 2")
     assert end(tmp_path, changes=data)[0]["reason"] == "done"
-
-
-@pytest.mark.run
-def test_a_try_that_must_not_continue_says_nothing_of_the_run(tmp_path: Path) -> None:
-    config = tiny({}, [start(), *ONLY_RL, *ROUND])
-    train(config, tmp_path, tmp_path / "run", "auto", Heard())
-    with pytest.raises(ResumeRefused, match="already holds a run"):
-        train(config, tmp_path, tmp_path / "run", "never", Heard())
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["ended"]["reason"] == "done"
 
 
 @pytest.mark.run
@@ -140,16 +134,14 @@ def test_a_run_that_is_under_way(tmp_path: Path) -> None:
     assert "killed" in end_of(tmp_path, {"ended": None})
 
 
-def test_a_cancelled_flow_is_an_interruption() -> None:
-    class TerminationSignal(BaseException):
-        """As Prefect raises it for a cancelled flow."""
+class TerminationSignal(BaseException):
+    """As Prefect raises it for a cancelled flow."""
 
+
+def test_a_cancelled_flow_and_an_error_that_ctrl_c_led_to_are_interruptions() -> None:
     ended = ended_by(TerminationSignal(), "round 1 step 2")
     assert (ended.reason, ended.where) == ("interrupted", "round 1 step 2")
     assert ended.message.startswith("ended from outside (TerminationSignal)")
-
-
-def test_an_error_that_ctrl_c_led_to_is_an_interruption() -> None:
     error = RuntimeError("a library's own words")
     error.__cause__ = KeyboardInterrupt()
     assert ended_by(error, "").reason == "interrupted"

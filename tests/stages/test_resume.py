@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.stages.broken import all_survived, killed
-from tests.stages.kill_driver import AROUND_UPDATES, IN_EACH_STAGE, SCENARIOS
+from tests.stages.broken import killed
+from tests.stages.kill_driver import IN_EACH_STAGE
 from tests.stages.marks import MARKED
 from tests.stages.recorded import CUT, EXPERTS
 from tests.stages.start import ONLY_RL, start, started
@@ -17,7 +17,7 @@ from verizero.pipeline.config.run import RunConfig
 
 @pytest.mark.run
 def test_killed_and_resumed_equals_never_killed(tmp_path: Path) -> None:
-    all_survived(killed(tmp_path, *started()), len(SCENARIOS))
+    killed(tmp_path, "anywhere", *started())
 
 
 FEW = ["rl.rounds=1", "rl.prompts_per_step=4", "rl.select.keep=all"]
@@ -70,7 +70,7 @@ CASES = {
 def test_with_an_algorithm_that_holds_more_than_a_policy(case: str, tmp_path: Path) -> None:
     policy = EXPERTS if "experts" in case else ()
     begun = start("sft.steps=60", *policy)
-    all_survived(killed(tmp_path, begun, *ONLY_RL, *FEW, *CASES[case]), len(AROUND_UPDATES))
+    killed(tmp_path, "around updates", begun, *ONLY_RL, *FEW, *CASES[case])
 
 
 STAGES = [
@@ -102,4 +102,4 @@ def test_every_kind_is_tried() -> None:
 
 @pytest.mark.run
 def test_killed_before_and_in_every_stage_a_run_ends_as_if_never_killed(tmp_path: Path) -> None:
-    all_survived(killed(tmp_path, start(), "sft.steps=25", *STAGES), 1)
+    killed(tmp_path, "in each stage", start(), "sft.steps=25", *STAGES)

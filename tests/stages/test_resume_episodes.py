@@ -13,8 +13,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.processes import others, until
-from tests.stages.broken import ROOT, all_survived, killed, run
-from tests.stages.kill_driver import IN_TURNS, WITH_AGENTS
+from tests.stages.broken import ROOT, killed, run
 from tests.stages.tiny import tiny
 
 pytestmark = pytest.mark.run
@@ -35,12 +34,12 @@ SHORT = (
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_killed_and_resumed_equals_never_killed(staleness: int, tmp_path: Path) -> None:
     sources = f"data.train=[{{{NUMBERS}}}]"
-    all_survived(killed(tmp_path, *FEW, sources, f"rollout.max_staleness={staleness}"), len(IN_TURNS))
+    killed(tmp_path, "in turns", *FEW, sources, f"rollout.max_staleness={staleness}")
 
 
 def test_a_shipped_recipe_that_shares_tokens_is_resumed_as_if_never_killed(tmp_path: Path) -> None:
     recipe = ROOT / "configs" / "episodes" / "sql.yaml"
-    all_survived(killed(tmp_path, str(recipe), *FEW, *SHORT, "rollout.max_staleness=1"), len(IN_TURNS))
+    killed(tmp_path, "in turns", str(recipe), *FEW, *SHORT, "rollout.max_staleness=1")
     for step in metrics(tmp_path / "whole"):
         assert step["tree/ratio"] > 1.2
 
@@ -86,7 +85,7 @@ def test_agents_of_killed_runs_leave_nothing_and_the_same_bytes(
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setenv("TMPDIR", str(scratch))
-    all_survived(killed(tmp_path / "runs", *FEWER, agent_in(tmp_path)), len(WITH_AGENTS))
+    killed(tmp_path / "runs", "with agents", *FEWER, agent_in(tmp_path))
     assert list(scratch.glob("verizero-*")) == []
     until(lambda: not [words for _, words, _ in others() if "asks.py" in words and str(tmp_path) in words], "their end")
 

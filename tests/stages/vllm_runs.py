@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -57,11 +56,3 @@ def assert_same_run(found: Path, wanted: Path) -> None:
     assert ours.keys() == theirs.keys()
     for name, tensor in theirs.items():
         torch.testing.assert_close(ours[name], tensor, rtol=0, atol=1e-5)
-
-
-def cut_after(folder: Path, step: int) -> None:
-    """Leave of a whole run what one would leave that was killed before its next checkpoint."""
-    shutil.rmtree(folder / "model")
-    for checkpoint in (folder / "checkpoints").iterdir():
-        if json.loads((checkpoint / "state.json").read_text())["rl_step"] > step:
-            shutil.rmtree(checkpoint)
