@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from tests.models.gguf_files import tiny_llama, write_gguf
 from tests.stages.tiny import tiny
 from verizero.pipeline.config.load import load_recipe
 from verizero.pipeline.config.recipes import RECIPES
-from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import ConfigError, RunError
 from verizero.pipeline.models.gguf_file import MADE
 from verizero.pipeline.models.load import load_model, load_tokenizer
@@ -64,8 +62,6 @@ def test_a_file_that_is_missing_ends_the_run_before_anything_else(tmp_path: Path
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
-pytest.importorskip("gguf")
-
 RECIPE = RECIPES / "smollm2.yaml"
 SECONDS = (
     *("rl.rounds=1", "rl.steps_per_round=2", "rl.prompts_per_step=2", "rl.group_size=2", "rl.select.keep=all"),
@@ -75,15 +71,16 @@ SECONDS = (
 """Changes that make the recipe one of seconds with a tiny model, whose answers are all wrong."""
 
 
-def of_seconds(folder: Path, changes: Sequence[str], head_width: int = 8) -> tuple[RunConfig, list[str]]:
-    """Return the recipe that starts from a tiny file in `folder`, and all its changes."""
-    file = write_gguf(folder / "tiny.gguf", tiny_llama(head_width=head_width), quantized=True)
-    all_changes = [*SECONDS, f"model.path={file}", f"output={folder}", *changes]
-    return load_recipe(RECIPE, all_changes), all_changes
-
-
-def assert_whole(folder: Path) -> None:
-    """Both domains were trained and evaluated, and the folder that is left answers in plain transformers."""
+@pytest.mark.run
+@pytest.mark.parametrize("changes", [(), ("train.lora={rank: 2}",)], ids=["whole", "lora"])
+def test_the_recipe_runs_from_a_tiny_file_with_all_weights_or_adapters(
+    changes: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Both domains are trained and evaluated, and the folder that is left answers in plain transformers."""
+    file = write_gguf(tmp_path / "tiny.gguf", tiny_llama(), quantized=True)
+    recipe = load_recipe(RECIPE, [*SECONDS, f"model.path={file}", f"output={tmp_path}", *changes])
+    folder = folder_of(recipe)
+    train(recipe, RECIPES, folder, "auto", Progress())
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
     assert summary["steps"] == 2
     assert summary["domains"].keys() == {"extraction", "instructions"}
@@ -92,16 +89,3 @@ def assert_whole(folder: Path) -> None:
     tokenizer, model = load_tokenizer(str(folder / "model")), load_model(str(folder / "model"))
     ids = tokenizer("assistant: ", return_tensors="pt")
     assert model.generate(**ids, max_new_tokens=2, do_sample=False).shape[1] > ids["input_ids"].shape[1]
-
-
-@pytest.mark.run
-@pytest.mark.parametrize("changes", [(), ("train.lora={rank: 2}",)], ids=["whole", "lora"])
-def test_it_runs_from_a_tiny_file_with_all_weights_or_adapters(changes: Sequence[str], tmp_path: Path) -> None:
-    recipe, _ = of_seconds(tmp_path, changes)
-    train(recipe, RECIPES, folder_of(recipe), "auto", Progress())
-    assert_whole(folder_of(recipe))
-
-
-def test_online_it_takes_the_weights_before_they_were_quantised() -> None:
-    recipe = load_recipe(RECIPE, ["model.path=HuggingFaceTB/SmolLM2-135M-Instruct"])
-    assert recipe.model.path == "HuggingFaceTB/SmolLM2-135M-Instruct"
