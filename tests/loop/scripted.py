@@ -108,5 +108,4 @@ def loop_of(rewards: Rewards = mixed, length: int = 1, rl: dict[str, Any] | None
     """A loop over the tiny recipe's stage of RL, with changes of its section and of others."""
     config = tiny({"stages": ["rl"], "sft": None, "rl": rl or {}, **changes}).of_stage("rl")
     parts = resolve_parts(config)
-    assert parts is not None
     return Loop(StageSetup(config, parts, keeps_routing=False), rewards, length)

@@ -44,7 +44,7 @@ def test_the_numbers_are_those_counted_by_hand() -> None:
         }
     )
     assert seen["episodes/ending/failed"] == 0.0
-    assert [row_size(row) for row in FORKED.episode.rows] == [(5, 2), (9, 3)]  # type: ignore[union-attr]
+    assert [row_size(row) for row in FORKED.episode.rows] == [(5, 2), (9, 3)]
 
 
 def row_of(rollout: Rollout) -> RolloutRow:

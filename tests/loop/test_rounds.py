@@ -189,7 +189,7 @@ def test_the_reference_moves_when_its_schedule_says(reference: dict[str, Any], v
         for _ in range(3):
             seen.append(loop.state.reference_version)
             loop.state.step, loop.state.rl_step = loop.state.step + 1, loop.state.rl_step + 1
-            move_reference(loop.backend, loop.setup, loop.state)  # type: ignore[arg-type]
+            move_reference(loop.backend, loop.setup, loop.state)
     assert seen == versions
     assert len(loop.backend.moves) == loop.state.reference_version
     assert set(loop.backend.moves[1:]) <= {reference.get("alpha", 1.0)}
@@ -213,6 +213,6 @@ def test_no_reference_is_held_where_the_recipe_asks_for_none(tmp_path: Path) -> 
     with session_of(tmp_path, rl={"algorithm": algorithm, "reference": {"schedule": "none"}}) as session:
         train_round(session)
         metrics = [r["metrics"] for r in rows(session)]
-        assert session.workers.backend.reference is None  # type: ignore[attr-defined]
+        assert session.workers.backend.reference is None
     assert not any(m["update/skipped"] for m in metrics)
     assert all("kl/k3" not in m and m["reference/version"] == 0.0 for m in metrics)

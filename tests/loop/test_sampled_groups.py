@@ -81,7 +81,6 @@ def test_another_verifier_ranks_instead_of_the_prompts_own() -> None:
     choice = VerifierChoice(name="length", params={"max_length": 4, "buffer": 2, "unit": "characters"})
     (ranked,) = judged(None, [group("12", "12345")], choice)
     assert ranked.members[0].reward == 1.0
-    assert ranked.members[1].reward is not None
     assert ranked.members[1].reward < 1.0
 
 

@@ -111,7 +111,7 @@ def _our_policy(case: Case, folder: str, rows: Rows, changes: Arguments) -> tupl
         **{
             key: value[order] if isinstance(value := getattr(given[0], key), Tensor) else None
             for key in ("logprobs", "advantages", "response_mask", "old_logprobs", "ref_logprobs", "rollout_logprobs")
-        }  # type: ignore[arg-type]
+        }
     )
     gradient = {n: p.grad.clone() for n, p in backend.model.named_parameters() if p.grad is not None}
     return (metrics["loss/total"], gradient), inputs, parts
@@ -134,11 +134,11 @@ def _rows_of(parts: Parts, inputs: LossInputs, rows: Rows, case: Case) -> list[o
 def _advantages(parts: Parts, rows: Rows, groups: list[int]) -> list[float]:
     first, o = [r[0] for r in rows.rewards], parts.advantage.options
     if parts.advantage.name == "normalize_then_sum":
-        return advantage_oracle.normalize_then_sum(rows.rewards, groups, [1.0, 1.0], int(o["ddof"]), float(o["eps"]))  # type: ignore[arg-type]
+        return advantage_oracle.normalize_then_sum(rows.rewards, groups, [1.0, 1.0], int(o["ddof"]), float(o["eps"]))
     if parts.advantage.name == "group_mean":
         return advantage_oracle.group_norm(first, groups, "none", 0, 0.0)
     assert parts.advantage.name == "group_norm"
-    return advantage_oracle.group_norm(first, groups, "group", int(o["ddof"]), float(o["eps"]))  # type: ignore[arg-type]
+    return advantage_oracle.group_norm(first, groups, "group", int(o["ddof"]), float(o["eps"]))
 
 
 def _pairs(case: Case) -> Result:

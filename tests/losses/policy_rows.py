@@ -59,7 +59,7 @@ class Rows:
         for i, ids in enumerate(self.responses):
             prompt = i // GENERATIONS
             finish = "length" if len(ids) == LONGEST else "stop"
-            rollout = Rollout(f"{prompt}", i, self.prompts[prompt], ids, self.logprobs[i], "", finish, 0)  # type: ignore[arg-type]
+            rollout = Rollout(f"{prompt}", i, self.prompts[prompt], ids, self.logprobs[i], "", finish, 0)
             given = self.rewards[i] if has_components else self.rewards[i][:1]
             components = tuple(given) if has_components else ()
             made[prompt].append(ScoredRollout(rollout, Verdict("graded", 0.5), sum(given), components))

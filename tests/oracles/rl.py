@@ -178,7 +178,6 @@ def aggregate(name: str, rows: Sequence[Sequence[float]], norm_length: int | Non
     if name == "sequence_mean_token_sum":
         return mean([sum(row) for row in rows])
     if name == "sequence_mean_token_sum_norm":
-        assert norm_length is not None
         return mean([sum(row) / norm_length for row in rows])
     return mean([mean(row) for row in rows])
 

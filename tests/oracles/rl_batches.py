@@ -89,7 +89,6 @@ def solve(parts: Parts, inputs: LossInputs, totals: Counts | None = None) -> Sol
     totals = totals or count_of(parts, inputs)
     out = policy_loss(parts, replace(inputs, logprobs=lp), totals)
     out.loss.backward()
-    assert lp.grad is not None
     assert not out.stats.requires_grad
     assert out.stats.dtype == torch.float64
     return Solved(float(out.loss.detach()), lp.grad, out.stats, totals)

@@ -65,6 +65,6 @@ def test_what_each_loss_needs() -> None:
 
 def test_each_loss_has_a_recipe_and_each_recipe_of_a_loss_is_named_after_it() -> None:
     recipes = {path.stem: load_recipe(path) for path in sorted(RECIPES.glob("*.yaml"))}
-    losses = {n: (c.preference or c.online_preference).loss["name"] for n, c in recipes.items()}  # type: ignore[union-attr]
+    losses = {n: (c.preference or c.online_preference).loss["name"] for n, c in recipes.items()}
     assert {losses[n] for n in losses} == LOSSES
     assert all(losses[n] == n for n in LOSSES)

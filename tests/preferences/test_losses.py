@@ -69,9 +69,7 @@ def test_a_far_margin_stays_finite_with_its_gradient(name: str, params: dict[str
         value = loss(checked, Sides(Responses(chosen, one, zero), Responses(rejected, one, zero))).values.sum()
         value.backward()
         assert math.isfinite(float(value.detach()))
-        assert chosen.grad is not None
         assert bool(torch.isfinite(chosen.grad).all())
-        assert rejected.grad is not None
         assert bool(torch.isfinite(rejected.grad).all())
 
 

@@ -13,7 +13,7 @@ from verizero.pipeline.rl.bradley_terry import bradley_terry_loss, calibration_e
 
 def rewards(seed: int, count: int = 7) -> tuple[Tensor, Tensor]:
     draw = torch.Generator().manual_seed(seed)
-    return tuple(torch.randn(count, generator=draw, dtype=torch.float64) * 3 for _ in range(2))  # type: ignore[return-value]
+    return tuple(torch.randn(count, generator=draw, dtype=torch.float64) * 3 for _ in range(2))
 
 
 @pytest.mark.parametrize("seed", range(3))

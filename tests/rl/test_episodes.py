@@ -85,8 +85,6 @@ def scene(seed: int, num: int = 6, turn_rewards: bool = False) -> Scene:
 
 def test_tokens_are_joined_in_the_order_drawn_and_spread_back() -> None:
     s = scene(1)
-    assert s.inputs.episode_ids is not None
-    assert s.inputs.turn_ids is not None
     where = episode_layout(s.inputs.episode_ids, s.inputs.turn_ids, s.inputs.response_mask > 0)
     x = torch.arange(len(s.inputs.rewards) * WIDTH, dtype=torch.float64).view(-1, WIDTH)
     joined = where.joined(x)
@@ -100,8 +98,6 @@ def test_tokens_are_joined_in_the_order_drawn_and_spread_back() -> None:
 
 def test_one_row_counts_an_episode_wherever_its_rows_lie() -> None:
     s = scene(2)
-    assert s.inputs.episode_ids is not None
-    assert s.inputs.turn_ids is not None
     mask = s.inputs.response_mask > 0
     shares = shares_of(episode_layout(s.inputs.episode_ids, s.inputs.turn_ids, mask))
     assert int(shares.counts.sum()) == len(s.places)
@@ -125,7 +121,6 @@ def episodes_alone(s: Scene) -> AdvantageInputs:
     first = [own[-1][0] for own in s.places]
 
     def packed(values: Tensor | None) -> Tensor:
-        assert values is not None
         return torch.tensor([own + [NAN] * (longest - len(own)) for own in s.lists(values)], dtype=torch.float64)
 
     return AdvantageInputs(
@@ -135,7 +130,7 @@ def episodes_alone(s: Scene) -> AdvantageInputs:
         packed(x.old_logprobs),
         packed(x.ref_logprobs),
         packed(x.values),
-        x.greedy_rewards[first],  # type: ignore[index]
+        x.greedy_rewards[first],
         None,
         packed(x.score_norms),
     )
@@ -167,7 +162,7 @@ def test_every_advantage_is_that_of_episodes_as_responses(seed: int, advantage: 
     for e, own in enumerate(s.lists(found.advantages)):
         assert own == alone.advantages[e, : len(own)].tolist()
         if alone.returns is not None:
-            assert s.lists(found.returns)[e] == alone.returns[e, : len(own)].tolist()  # type: ignore[arg-type]
+            assert s.lists(found.returns)[e] == alone.returns[e, : len(own)].tolist()
     assert bool((found.advantages[s.inputs.response_mask == 0] == 0).all())
     assert found.stats == alone.stats
     assert found.stats["response/length_mean"] == pytest.approx(sum(map(len, s.places)) / len(s.places))

@@ -126,7 +126,6 @@ def test_kept_sets_are_cut_off_chunk_by_chunk_with_their_gradients(temperature: 
         else:
             values, entropy = logprobs_and_entropy(logits, at, temperature, kept)
         (values * torch.arange(1, 7) + 0.3 * entropy).sum().backward()
-        assert logits.grad is not None
         found.append((values.detach(), entropy.detach(), logits.grad))
     for one, other in zip(*found, strict=True):
         assert torch.equal(one, other)

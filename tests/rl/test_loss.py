@@ -190,7 +190,7 @@ def test_a_criterion_keeps_what_the_double_keeps(name: str, bounds: tuple[float,
     rows = random_rows(3, num=12)
     padded = pad(rows)
     mask = padded.inputs.response_mask > 0
-    old, gen = (torch.where(mask, x, 0.0) for x in (padded.inputs.old_logprobs, padded.inputs.rollout_logprobs))  # type: ignore[arg-type]
+    old, gen = (torch.where(mask, x, 0.0) for x in (padded.inputs.old_logprobs, padded.inputs.rollout_logprobs))
     keep = rejection_keep(((name, *bounds),), old, gen, mask)
     kept = [[bool(keep[i, t]) for t in places] for i, places in enumerate(padded.where)]
     assert kept == [[not r for r in oracle.rejected([(name, *bounds)], row)] for row in rows]

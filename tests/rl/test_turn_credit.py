@@ -22,7 +22,6 @@ def turn_values(s: Scene) -> list[list[list[int]]]:
 
 def rewards_of(s: Scene) -> list[list[float]]:
     """By episode: the environment's rewards for the turns that it has, 0 where there is none."""
-    assert s.inputs.turn_rewards is not None
     table = s.inputs.turn_rewards.tolist()
     return [
         [0.0 if math.isnan(r) else r for r in own[: 1 + max(turns)]] for own, turns in zip(table, s.turns, strict=True)
@@ -61,7 +60,6 @@ def test_credit_of_turns_is_its_formula(seed: int, coef: float, outcome: float, 
 
 def test_the_share_of_turns_with_a_reward_is_told() -> None:
     s = scene(1, turn_rewards=True)
-    assert s.inputs.turn_rewards is not None
     table = [own[: 1 + max(t)] for own, t in zip(s.inputs.turn_rewards.tolist(), s.turns, strict=True)]
     known = [not math.isnan(r) for own in table for r in own]
     stats = compute_advantages(load_algorithm("grpo", {"credit": "turns"})[1], s.inputs).stats
@@ -78,10 +76,6 @@ def test_gae_over_turns_is_its_definition(kl: float) -> None:
     parts = load_algorithm("ppo", params)[1]
     found = compute_advantages(parts, s.inputs)
     x = s.inputs
-    assert x.values is not None
-    assert x.old_logprobs is not None
-    assert x.ref_logprobs is not None
-    assert found.returns is not None
     values, old, ref = s.lists(x.values), s.lists(x.old_logprobs), s.lists(x.ref_logprobs)
     for e, turns in enumerate(turn_values(s)):
         rewards = [

@@ -42,7 +42,6 @@ def correction(parts: Parts) -> tuple[str, str, float, str]:
 
 def test_correction_is_on_for_vllm_unless_the_algorithm_has_its_own() -> None:
     parts = resolve_parts(tiny().of_stage("rl"))
-    assert parts is not None
     assert parts.params.mismatch_level == "none"
     vllm = tiny(overrides=["rollout.engine=vllm"]).rollout
     warning = tiny(overrides=["rollout.engine=vllm", "rollout.parity.action=warn"]).rollout
@@ -58,8 +57,6 @@ def test_correction_is_on_for_vllm_unless_the_algorithm_has_its_own() -> None:
 def test_the_embedded_engine_is_corrected_in_sixteen_bits() -> None:
     half = resolve_parts(tiny(overrides=["model.dtype=bfloat16"]).of_stage("rl"))
     whole = resolve_parts(tiny().of_stage("rl"))
-    assert half is not None
-    assert whole is not None
     assert (half.params.mismatch_level, whole.params.mismatch_level) == ("token", "none")
     assert tiny().rollout.parity_action("bfloat16") == "correct"
 
@@ -77,7 +74,6 @@ def test_a_stage_has_its_own_algorithm() -> None:
     config = tiny({"stages": ["sft", "rl", again]})
     of_stage = {name: resolve_parts(config.of_stage(name)) for name in config.stage_names}
     assert of_stage["sft"] is None
-    assert of_stage["rl"] is not None
     assert of_stage["rl"].params.kl_place == "loss"
     assert of_stage["again"] not in (None, of_stage["rl"])
 

@@ -39,7 +39,7 @@ def test_an_event_has_the_row_and_its_groups_while_the_callback_runs() -> None:
     step, evaluation = events
     assert (step.kind, step.stage, step.round, step.step, step.metrics) == ("step", "rl", 2, 7, {"loss": 0.5})
     assert read == groups
-    assert (evaluation.kind, evaluation.metrics, evaluation.row.domains) == ("evaluation", {}, {"d": {"n": 1}})  # type: ignore[union-attr]
+    assert (evaluation.kind, evaluation.metrics, evaluation.row.domains) == ("evaluation", {}, {"d": {"n": 1}})
     with pytest.raises(ConfigError, match=r"keep list\(event.groups\)"):
         step.groups  # noqa: B018
 

@@ -55,7 +55,7 @@ def test_a_run_without_a_usable_checkpoint_stops_and_nothing_of_it_changes(
         spoil(path)
     before = files(folder)
     with pytest.raises(RunError if resume == "never" else CheckpointError):
-        choose_checkpoint(folder, resume, Heard(), [])  # type: ignore[arg-type]
+        choose_checkpoint(folder, resume, Heard(), [])
     assert files(folder) == before
 
 

@@ -61,7 +61,6 @@ def test_each_response_is_taught_with_a_right_one_of_the_others_and_its_own_mess
         "distill/with_message": 2,
     }
     for row in rows:
-        assert row is not None
         assert row.prompt_ids == RENDERER.prompt_ids(QUESTION), "the policy trains on its own prompt"
 
 
@@ -95,11 +94,9 @@ def test_a_message_is_cut_at_its_tokens_and_counted_and_what_has_no_token_is_rep
 def test_no_text_of_others_becomes_a_special_token_or_a_name_of_the_template() -> None:
     spelled = Verdict("graded", 0.0, "<eos> {question} {right}")
     texts, _, rows = read(group_of(("<eos>{message}", RIGHT), ("3", spelled)))
-    assert texts[1] is not None
     assert texts[1].endswith("\nright: < eos>{message}\nfound: < eos> {question} {right}")
     assert texts[1].count("1+1=") == 1
     for row in rows[1:]:
-        assert row is not None
         assert TOKENIZER.eos_token_id not in row.teacher_prompt_ids
 
 
@@ -122,5 +119,4 @@ def test_the_message_is_what_a_verifier_said_of_the_response(verdict: Verdict, m
 
 def test_only_stale_rows_are_weighted_and_only_where_the_recipe_asks() -> None:
     (row,) = read(group_of(("3", WRONG), version=-1))[2]
-    assert row is not None
     assert row.rollout_logprobs is None

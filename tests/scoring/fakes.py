@@ -40,7 +40,7 @@ class Scripted:
         if word == "flaky":
             fails = times < int(number)
             return Verdict("sandbox_error", seconds=0.25) if fails else Verdict("graded", 1.0, "right", seconds=0.25)
-        status: Status = word  # type: ignore[assignment]
+        status: Status = word
         return Verdict(status, float(number or 0), attempt.response, seconds=0.25)
 
 

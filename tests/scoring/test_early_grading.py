@@ -55,7 +55,7 @@ def test_verdicts_and_rewards_are_those_of_grading_at_the_end(workers: int, shar
     config = TABLE.model_copy(
         update={
             "workers": workers,
-            "components": (ComponentConfig(verifier={"name": "length"}, weight=0.5),),  # type: ignore[arg-type]
+            "components": (ComponentConfig(verifier={"name": "length"}, weight=0.5),),
         }
     )
 

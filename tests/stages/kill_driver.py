@@ -110,7 +110,7 @@ def run(folder: Path, fuse: Fuse, page: bool = False) -> None:
                 die()
             plain(self, name, rows)
 
-        Store._append = torn  # type: ignore[method-assign]
+        Store._append = torn
     with open_run(CONFIG, Path.cwd(), folder, "auto", Progress()) as session:
         fuse.session = session
         run_all(session, fuse.wrap)

@@ -51,7 +51,6 @@ class GivenServer:
     @property
     def group(self) -> int:
         """Its group of processes."""
-        assert self.program is not None
         return self.program.pid
 
     @property

@@ -17,7 +17,7 @@ from tests.stages.tiny import tiny
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.loop.phases import PhaseWrapper, unwrapped
 from verizero.pipeline.loop.rounds import run_round
-from verizero.pipeline.report.progress import Logged, Progress
+from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.saving import save_final
 from verizero.pipeline.run.session import Session
@@ -64,8 +64,6 @@ def lines(session: Session) -> list[str]:
 def display(session: Session) -> Heard:
     """What the session shows on, under its log."""
     log = session.recorder.progress
-    assert isinstance(log, Logged)
-    assert isinstance(log.shown, Heard)
     return log.shown
 
 

@@ -71,7 +71,6 @@ def falls(values: list[float], share: float = 0.8) -> bool:
 )
 def test_the_student_comes_to_the_teacher(tmp_path: Path, objective: dict[str, Any]) -> None:
     config = recipe({"path": make_teacher(tmp_path / "teacher")}, **objective)
-    assert config.distill is not None
     each = config.distill.steps_per_round
     run(config, tmp_path / "run")
     steps = steps_of(tmp_path / "run")
@@ -175,10 +174,8 @@ HINT = TeacherConfig(hint="{question} It is {answer}.", system="You know {answer
 def test_the_teacher_reads_what_the_recipe_says() -> None:
     prompt = Prompt("p", "1+{answer}=", "math", "2")
     read = teachers_prompt(prompt, HINT)
-    assert read is not None
     assert (read.question, read.system) == ("1+{answer}= It is 2.", "You know {answer}.")
     assert teachers_prompt(Prompt("p", "?", "code", ["assert f()"]), HINT) is None
     assert teachers_prompt(prompt, TeacherConfig(path="x")) is prompt
     plain = teachers_prompt(Prompt("p", "?", "code", ["assert f()"]), TeacherConfig(system="Think."))
-    assert plain is not None
     assert (plain.question, plain.system) == ("?", "Think.")

@@ -36,7 +36,6 @@ def algorithm(name: str, **params: Any) -> dict[str, Any]:
 def varied(session: Session) -> Session:
     """The session, whose answers are of several lengths: right ones behind spaces, by their seed."""
     engine = session.workers.rollouts.engine
-    assert isinstance(engine, ScriptedEngine)
     script, (space,) = engine.script, session.run.data.renderer.text_ids(" ")[:1]
     session.workers.rollouts.generation.engine = ScriptedEngine(
         lambda prompt_ids, seed: (*([space] * (seed % 7)), *script(prompt_ids, seed)), engine.eos_id

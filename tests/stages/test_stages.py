@@ -64,7 +64,6 @@ def test_sft_trains_on_what_a_stage_left(tmp_path: Path) -> None:
         row = {"id": "a", "question": "1+1=", "answer": "2", "verifier": "math", "demonstration": "2"}
         (left / "demonstrations.jsonl").write_text(json.dumps(row) + "\n")
         config = session.setup.config
-        assert config.sft is not None
         sft = config.sft.model_copy(update={"demonstrations": "collect"})
         setup = replace(session.setup, config=config.model_copy(update={"sft": sft}), demonstrations=None)
         (row_left,) = demonstration_rows(session.run, setup, session.recorder, "sft", None)
