@@ -191,7 +191,7 @@ def test_what_parts_need() -> None:
     assert needs("grpo") == {"reference", "old_logprobs", "group"}
     assert needs("dapo") == {"old_logprobs", "group"}
     assert needs("opo") == {"group"}
-    assert needs("reinforce", kl_coef=0, **TURNS) == {"group", "old_logprobs"}
+    assert needs("reinforce", kl_coef=0, **TURNS) == {"group"}
     assert needs("ppo", kl_coef=0, **GAE) == {"critic", "old_logprobs"}
     assert load_algorithm("ppo", GAE)[1].token_advantage
     assert needs("otb") == {"group", "score_norms"}

@@ -158,8 +158,9 @@ ARITHMETIC = TREE["data"]["train"]
     ],
 )
 def test_a_teacher_that_cannot_teach_is_refused_before_anything_is_trained(
-    distill: dict[str, Any], train: list[Any], words: str, tmp_path: Path
+    distill: dict[str, Any], train: list[Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     make_teacher(tmp_path / "other", CREATE["characters"] + "ABC")
     config = recipe(**{"teacher": None, **distill}).model_dump(mode="json")
     config["data"]["train"] = train
