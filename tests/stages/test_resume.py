@@ -24,10 +24,8 @@ FEW = ["rl.rounds=1", "rl.prompts_per_step=4", "rl.select.keep=all"]
 ENTROPY = "rl.algorithm={name: grpo, entropy_coef: 0.05}"
 LORA = "train.lora={rank: 4, alpha: 8}"
 CASES = {
-    "critic of its own, warmed up, half the bits": [
-        "rl.algorithm={name: ppo, critic_warmup_steps: 1}",
-        "model.dtype=bfloat16",
-    ],
+    "critic of its own, warmed up": ["rl.algorithm={name: ppo, critic_warmup_steps: 1}"],
+    "half the bits": [ENTROPY, "model.dtype=bfloat16"],
     "shared critic": [
         "rl.algorithm={name: ppo, critic_shared: true}",
         "rl.optimizer={learning_rate: 1e-3, schedule: linear}",
