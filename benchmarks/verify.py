@@ -2,11 +2,11 @@
 
     python benchmarks/verify.py                      # the labelled set of the tests, ours only
     python benchmarks/verify.py --peer               # and math-verify on a sample of it
-    python benchmarks/verify.py rows.jsonl --hostile # another set: {"category", "gold", "response", "right"} per line
+    python benchmarks/verify.py rows.jsonl           # another set: {"category", "gold", "response", "right"} per line
 
 Prints accuracy, false negatives and false positives by category, and rows per CPU second of both. Speed is measured
-with rows all distinct and caches empty; CPU seconds, as the machine may be shared. The bars on an idle machine are
-2,000 rows per CPU second, and half a CPU second for the slowest hostile row.
+with rows all distinct and caches empty; CPU seconds, as the machine may be shared. The bar on an idle machine is 2,000
+rows per CPU second.
 """
 
 from __future__ import annotations
@@ -23,11 +23,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.verifiers.floods import VERIFIERS, floods  # noqa: E402
-from tests.verifiers.math import hostile  # noqa: E402
-from verizero.pipeline.types import Attempt  # noqa: E402
-from verizero.verifiers.base import load  # noqa: E402
-from verizero.verifiers.mathematics import grade, score  # noqa: E402
+from verizero.verifiers.mathematics import score  # noqa: E402
 
 LABELLED = ROOT / "tests" / "verifiers" / "math" / "labelled.jsonl"
 Row = dict[str, Any]
@@ -91,37 +87,12 @@ def table(rows: list[Row], columns: dict[str, Measured]) -> str:
     return "\n".join(lines)
 
 
-def hostile_summary() -> str:
-    """Return a line with the number of hostile rows that earn nothing, and the time of the slowest."""
-    slowest, rewarded = 0.0, []
-    for kind, gold, response in hostile.rows():
-        start = time.process_time()
-        if grade(response, gold).score:
-            rewarded.append((kind, response[:60]))
-        slowest = max(slowest, time.process_time() - start)
-    total = len(hostile.rows())
-    return f"hostile: {total - len(rewarded)}/{total} unrewarded, slowest {slowest:.3f} CPU s {rewarded or ''}"
-
-
-def flood_summary() -> str:
-    """Return the longest time that a verifier takes for a response which repeats one piece; the bar is 1 CPU second."""
-    slowest = (0.0, "", "")
-    for name, params, reference in VERIFIERS:
-        bound = load(name).bind(params)
-        for piece, text in floods():
-            start = time.process_time()
-            bound.score([Attempt(text, reference)])
-            slowest = max(slowest, (time.process_time() - start, name, piece))
-    return "floods: slowest {:.3f} CPU s, {} on {!r}".format(*slowest)
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", nargs="?", type=Path, default=LABELLED, help="labelled rows as JSONL")
     parser.add_argument("--peer", action="store_true", help="measure math-verify too")
     parser.add_argument("--sample", type=int, help="rows taken at random (math-verify does about 40 a second)")
-    parser.add_argument("--hostile", action="store_true", help="the hostile rows and floods too")
     args = parser.parse_args()
     rows = [json.loads(line) for line in args.rows.read_text(encoding="utf-8").splitlines() if line.strip()]
     rows = list({(row["gold"], row["response"]): row for row in rows}.values())
@@ -135,9 +106,6 @@ def main() -> None:
     print(table(rows, columns))
     for name, measured in columns.items():
         print(summary(name, rows, measured))
-    if args.hostile:
-        print(hostile_summary())
-        print(flood_summary())
 
 
 if __name__ == "__main__":

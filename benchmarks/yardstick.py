@@ -5,29 +5,23 @@ one AdamW update on the whole batch. "full": the end token is never drawn, every
 model was first taught to end with a chance of 1/16 at each token, so answers have the lengths that they have.
 TRL's own settings are chosen for speed here: no gradient checkpointing, fused AdamW, transformers' generate. In
 bfloat16 each side has float32 masters: TRL by autocast, ours by its optimiser.
-
-With a model of the caller's: 4 prompts of `extraction` in its chat template, 8 answers each of at most 48 tokens. Each
-side is a process of its own then, so that its peak of memory is known.
 """
 
 from __future__ import annotations
 
 import json
-import multiprocessing
 import random
-import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-CHARACTERS = "0123456789+-*/=() abcdefghijklmnopqrstuvwxyz<>?.,:\nABCDEFGHIJK"
+from benchmarks.gpu_parts.machine import CHARACTERS
+
 SIZES = {
     "hidden_size": 128,
     "intermediate_size": 384,
@@ -70,8 +64,6 @@ class Work:
     micro_rows: int = 32
     our_tokens: int = 128 * (8 + 64)
     """Each side has the micro-batch that is fastest for it, or as fast as any: the update is the same."""
-    has_chat: bool = False
-    """Prompts are sentences to extract, in the model's chat template, and not sums."""
     device: str = "cpu"
     dtype: str = "float32"
 
@@ -123,58 +115,8 @@ def compare(lengths: str, steps: int, rounds: int) -> None:
     )
 
 
-def compare_pretrained(model: str, lengths: str, steps: int, rounds: int) -> None:
-    """Print the same as `compare` for a Hugging Face folder, a GGUF file or a package, and the peaks of memory."""
-    from verizero.pipeline.models.gguf_file import model_folder
-    from verizero.pipeline.models.load import quiet
-
-    quiet()
-    ratios, peaks = [], []
-    with tempfile.TemporaryDirectory() as folder:
-        path = str(model_folder(model, Path(folder)))
-        work = Work(lengths, steps, 4, 8, 48, micro_rows=8, our_tokens=512, has_chat=True)
-        for turn in range(rounds):
-            (ours, own_length, own_peak), (theirs, length, peak) = (
-                in_process(side, path, work, turn) for side in (our_steps, trl_steps)
-            )
-            ratios.append(theirs["total"] / ours["total"])
-            peaks.append((own_peak, peak))
-            print(json.dumps({"turn": turn, "ours": ours, "trl": theirs, "mean_length": [own_length, length]}))
-    middle = round(statistics.median(ratios), 2)
-    print(
-        json.dumps(
-            {
-                "model": model,
-                "lengths": lengths,
-                "trl_over_ours": [round(r, 2) for r in ratios],
-                "median": middle,
-                "peak_mib": {"ours": max(p for p, _ in peaks), "trl": max(p for _, p in peaks)},
-                "threads": torch.get_num_threads(),
-            }
-        )
-    )
-
-
-def in_process(side: Callable[[str, Work, int], Side], path: str, work: Work, turn: int) -> tuple[Any, float, int]:
-    """Return what `side` returns, called in a process of its own, and that process's peak of memory in MiB."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-        medians_of, length = process.submit(side, path, work, turn).result()
-        return medians_of, length, process.submit(peak_mib).result()
-
-
-def peak_mib() -> int:
-    """Return the most memory that this process has had."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-
-
-def questions(work: Work, turn: int, step: int, tokenizer: Any) -> list[str]:
-    """Two-digit sums, or sentences to extract in the tokenizer's chat template."""
-    if work.has_chat:
-        from verizero.pipeline.data.generators.extraction import Params, rows
-
-        made = rows(Params(num_train=work.prompts, num_evaluation=1), turn * 1000 + step).train
-        turns = [[{"role": "user", "content": row["question"]}] for row in made]
-        return [tokenizer.apply_chat_template(t, tokenize=False, add_generation_prompt=True) for t in turns]
+def questions(work: Work, turn: int, step: int) -> list[str]:
+    """Two-digit sums."""
     rng = random.Random(turn * 1000 + step)
     return [f"{rng.randint(10, 99)}+{rng.randint(10, 99)}=" for _ in range(work.prompts)]
 
@@ -220,7 +162,7 @@ def our_steps(folder: str, work: Work, turn: int) -> Side:
     for step in range(work.steps + 1):
         begin = now(work)
         engine.publish(step)
-        prompts = [Prompt(str(i), q, "math", "") for i, q in enumerate(questions(work, turn, step, tokenizer))]
+        prompts = [Prompt(str(i), q, "math", "") for i, q in enumerate(questions(work, turn, step))]
         requests = [
             Request(
                 tuple(tokenizer(p.question)["input_ids"]),
@@ -277,7 +219,7 @@ def trl_steps(folder: str, work: Work, turn: int) -> Side:
 
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    rows = [{"prompt": q} for step in range(work.steps + 1) for q in questions(work, turn, step, tokenizer)]
+    rows = [{"prompt": q} for step in range(work.steps + 1) for q in questions(work, turn, step)]
     config = trl_config(folder, work, tokenizer)
     seconds: list[dict[str, float]] = []
     generated: list[float] = []

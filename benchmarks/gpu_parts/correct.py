@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu_parts.machine import SMALL, Machine, check, groups_of, learner, made, train_once
+from benchmarks.gpu_parts.machine import SMALL, Machine, ceilings, check, groups_of, learner, made, train_once
 from benchmarks.gpu_parts.part import Part, Row
 
 NO_END = (-1,)
@@ -22,8 +22,6 @@ weights: what differs by more is an error."""
 
 def measure_ceilings(machine: Machine) -> Iterator[Row]:
     """Measure a copy of 8 GB and products of 8192 x 8192."""
-    from benchmarks.gpu_parts.bound import ceilings
-
     most = ceilings(machine.device, machine.pick(4_000_000_000, 1 << 20), machine.pick(8192, 128))
     yield {"what": "copy", "tb_per_s": most.bytes_per_s / 1e12}
     for dtype, rate in most.flops.items():

@@ -1,16 +1,15 @@
-"""The machine that parts run on, the models that they use, and the rows that they train on."""
+"""The machine that parts run on, the most that it does, and the models and rows that they use."""
 
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-
-from benchmarks.gpu_parts.bound import Ceilings, ceilings, wait
 
 ROOT = Path(__file__).resolve().parents[2]
 T = TypeVar("T")
@@ -49,10 +48,6 @@ class Machine:
     def ceilings(self) -> Ceilings:
         """Measure the device's ceilings, in less than a second."""
         return ceilings(self.device, self.pick(GIB, 1 << 20), self.pick(8192, 128))
-
-    def wait(self) -> None:
-        """Return once the device has done all that was asked of it."""
-        wait(self.device)
 
     def shapes(self, *names: str) -> list[str]:
         """Return the names of models; in a dry run a single small one takes their place."""
@@ -173,3 +168,54 @@ def train_once(
     parts = load_algorithm(algorithm, dict(params))[1].resolve(longest)
     settings = Settings(0, 1.0, micro_batch_tokens, 0, longest, step=10)
     return update(backend, parts, groups, settings)
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """The most that a device was measured to do."""
+
+    bytes_per_s: float
+    """The rate of a copy, bytes read and bytes written together."""
+    flops: dict[torch.dtype, float]
+    """Operations per second of a large matrix product, by the type of its numbers."""
+
+
+def ceilings(device: torch.device, copy_bytes: int = 1 << 30, size: int = 8192, times: int = 10) -> Ceilings:
+    """Measure a copy of `copy_bytes` and products of [size, size] matrices in bfloat16 and float32.
+
+    float32 products are without TF32, as torch computes them by default.
+    """
+    source = torch.empty(copy_bytes // 4, device=device)
+    target = torch.empty_like(source)
+    copied = 2 * 4 * source.numel() / seconds(lambda: target.copy_(source), device, times)
+    flops = {}
+    for dtype in (torch.bfloat16, torch.float32):
+        a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+        flops[dtype] = 2 * size**3 / seconds(lambda a=a, b=b: a @ b, device, times)
+    return Ceilings(copied, flops)
+
+
+def seconds(work: Any, device: torch.device, times: int = 1, warm: int = 1) -> float:
+    """Return the mean seconds of a call of `work` over `times` calls, after `warm` calls that are not counted.
+
+    On a GPU it waits for the kernels before and after: without that, only their launch is timed.
+    """
+    for _ in range(warm):
+        work()
+    wait(device)
+    begin = time.perf_counter()
+    for _ in range(times):
+        work()
+    wait(device)
+    return (time.perf_counter() - begin) / times
+
+
+def wait(device: torch.device) -> None:
+    """Return once the device has done all that was asked of it; the CPU has."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def weight_bytes(model: Any) -> int:
+    """Return the bytes of the model's weights, tied ones once."""
+    return sum(p.numel() * p.element_size() for p in model.parameters())

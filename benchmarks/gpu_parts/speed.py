@@ -1,59 +1,122 @@
-"""Parts that measure speed on a GPU: attention of new shapes, the update, and the cost of determinism."""
+"""Parts that measure speed on a GPU: Triton kernels beside their twins of torch, the update, determinism, and TRL.
+
+In a dry run Triton interprets the kernels on the CPU, so that nothing but their numbers has a meaning.
+"""
 
 from __future__ import annotations
 
 import os
-import random
-import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
-from torch.nn import functional as F
 
-from benchmarks.gpu_parts.bound import seconds, weight_bytes
-from benchmarks.gpu_parts.machine import CHARACTERS, Machine, groups_of, learner, made, rows_of, train_once
-from benchmarks.gpu_parts.part import Part, Row, in_child, log_name
+from benchmarks.gpu_parts.machine import (
+    CHARACTERS,
+    Ceilings,
+    Machine,
+    check,
+    groups_of,
+    learner,
+    made,
+    rows_of,
+    seconds,
+    settings_of,
+    train_once,
+    weight_bytes,
+)
+from benchmarks.gpu_parts.part import Part, Row
 
 NAMES = ("Qwen/Qwen3-0.6B", "Qwen/Qwen2.5-1.5B", "Qwen/Qwen2.5-0.5B")
-ATTENTION: dict[str, dict[str, str]] = {
-    "torch's choice": {},
-    "cuDNN last": {"TORCH_CUDNN_SDPA_DEPRIORITIZED": "1"},
-    "cuDNN without plans of new shapes": {"TORCH_CUDNN_SDPA_AVOID_RECOMPILE": "1"},
-}
-"""Environment variables that torch reads once, so each way has a process of its own."""
+KERNEL_NAMES = ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen3-0.6B", "Qwen/Qwen2.5-7B")
+TEMPERATURE = 0.7
+LOGPROB_GAP, GRADIENT_GAP = 2e-3, 2**-6
+"""Nats; a share of the greatest number. Gradients are rounded to bfloat16, which has 8 digits, twice."""
+CHUNK = 1024
+"""Rows of logits that the twin has at once: those of the part `update`."""
 
 
-def attention(machine: Machine) -> Iterator[Row]:
-    """Time attention, forward and backward, over shapes that are new, and again when they are known."""
-    for label, variables in ATTENTION.items():
-        os.environ.update(variables)
-        rows, end = in_child(
-            partial(new_shapes, machine, label), 60, machine.out / "logs" / log_name(f"attention, {label}")
-        )
-        for name in variables:
-            del os.environ[name]
-        yield from rows if end is None else [{"way": label, "ended with": end}]
+def kernels(machine: Machine) -> Iterator[Row]:
+    """Compare log-probs with the kernel and with the twin, by model."""
+    from verizero.pipeline.models.kernels import VARIABLE
+
+    os.environ[VARIABLE] = "on"
+    most = machine.ceilings()
+    for name in machine.shapes(*KERNEL_NAMES):
+        _, sizes = settings_of(name)
+        yield from log_probs(machine, name, sizes, most)
+        machine.empty()
 
 
-def new_shapes(machine: Machine, label: str) -> Iterator[Row]:
-    """Time the first and the second call for each of 20 shapes of a micro-batch of 0.5B."""
-    draw, first, second = random.Random(0), [], []
-    for _ in range(machine.pick(20, 3)):
-        rows, width = draw.randint(2, 16), draw.randint(*machine.pick((129, 1023), (5, 20)))
-        q, k, v = (
-            torch.randn(rows, heads, width, 64, device=machine.device, dtype=torch.bfloat16, requires_grad=True)
-            for heads in (14, 2, 2)
-        )
+def log_probs(machine: Machine, name: str, sizes: dict[str, Any], most: Ceilings) -> Iterator[Row]:
+    """Compare forward and backward of log-probs and entropies in bfloat16, by the kernel, in chunks, and at once."""
+    from verizero.pipeline.models.forward import head_logprobs
+    from verizero.pipeline.models.kernels import VARIABLE
+    from verizero.pipeline.rl.logprobs import logprobs_and_entropy
 
-        def both(q: Any = q, k: Any = k, v: Any = v) -> None:
-            F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).sum().backward()
+    width, vocab, few = sizes["hidden_size"], sizes["vocab_size"], machine.pick(512, 8)
+    head = torch.nn.Linear(width, vocab, bias=False, device=machine.device, dtype=torch.bfloat16)
+    torch.nn.init.normal_(head.weight, std=3 * width**-0.5)  # logits of about 3
 
-        first.append(1e3 * seconds(both, machine.device, 1, warm=0))
-        second.append(1e3 * seconds(both, machine.device, 1, warm=0))
-    # The first shapes of a process also pay for what is loaded once.
-    yield {"way": label, "new shape, ms": statistics.median(first[1:]), "known shape, ms": statistics.median(second)}
+    def inputs(num: int) -> tuple[Any, Any]:
+        hidden = torch.randn(num, width, device=machine.device, dtype=torch.bfloat16, requires_grad=True)
+        return hidden, torch.randint(vocab, (num,), device=machine.device)
+
+    def whole(hidden: Any, targets: Any) -> Any:
+        return logprobs_and_entropy(head(hidden), targets, TEMPERATURE)
+
+    def in_chunks(hidden: Any, targets: Any) -> Any:
+        return head_logprobs(head, hidden, targets, TEMPERATURE, None, CHUNK)
+
+    gaps = compared(head, *inputs(few), in_chunks)
+    for what, gap, allowed in zip(("log-probs", "gradients"), gaps, (LOGPROB_GAP, GRADIENT_GAP), strict=True):
+        yield check(f"{name}, {what}: gap from float32", gap, at_most=allowed)
+    for num in machine.pick((1024, 8192), (8,)):
+        hidden, targets = inputs(num)
+        # The logits, and the gradients to the hidden states and to the embeddings.
+        bound = 3 * 2 * num * width * vocab / most.flops[torch.bfloat16]
+        for way, word, compute in (
+            ("kernel", "on", in_chunks),
+            ("chunks", "off", in_chunks),
+            ("at once", "off", whole),
+        ):
+            os.environ[VARIABLE] = word
+            row: Row = {"model": name, "what": "log-probs", "way": way, "tokens": num}
+            yield row | spent(machine, partial(pulled, head, hidden, targets, compute), bound)
+        os.environ[VARIABLE] = "on"
+
+
+def pulled(head: Any, hidden: Any, targets: Any, compute: Callable[[Any, Any], Any]) -> tuple[Any, ...]:
+    """Return log-probs, entropies and the gradients of a loss that pulls on both."""
+    values, entropies = compute(hidden, targets)
+    loss = (values * torch.linspace(-1, 1, len(values), device=values.device)).sum() - 0.01 * entropies.sum()
+    return (values, entropies, *torch.autograd.grad(loss, (hidden, head.weight)))
+
+
+def compared(head: Any, hidden: Any, targets: Any, compute: Callable[[Any, Any], Any]) -> tuple[float, float]:
+    """Return the greatest gaps, of log-probs and entropies, and of gradients as a share, from all in float32."""
+    from verizero.pipeline.rl.logprobs import logprobs_and_entropy
+
+    ours = pulled(head, hidden, targets, compute)
+
+    def exact(hidden: Any, targets: Any) -> Any:
+        return logprobs_and_entropy(hidden.float() @ head.weight.float().t(), targets, TEMPERATURE)
+
+    theirs = pulled(head, hidden, targets, exact)
+    gaps = [float((a - b).detach().abs().max()) for a, b in zip(ours, theirs, strict=True)]
+    greatest = [float(t.detach().abs().max()) for t in theirs]
+    return max(gaps[:2]), max(gaps[2] / greatest[2], gaps[3] / greatest[3])
+
+
+def spent(machine: Machine, work: Callable[[], Any], bound: float) -> Row:
+    """Return the time of a call, its share of the bound, and the memory above what was allocated before."""
+    machine.empty()
+    before = machine.allocated_gib()
+    took = seconds(work, machine.device, machine.pick(3, 1))
+    peak = machine.peak_gib()
+    above = None if peak is None or before is None else peak - before
+    return {"ms": 1e3 * took, "bound, ms": 1e3 * bound, "share of the bound": bound / took, "peak above, GiB": above}
 
 
 PADDED: dict[str, Any] = {"packing": "off", "compile": "off"}
@@ -160,11 +223,13 @@ def against_trl(machine: Machine) -> Iterator[Row]:
 
 PARTS = (
     Part(
-        "attention",
-        "Attention of new shapes: cuDNN makes a plan for each, and micro-batches nearly always have a new one.",
-        "more than 50 ms for a new shape if cuDNN is taken; published: 0.44 s forward and 0.55 s backward on a B200",
-        60,
-        attention,
+        "kernels",
+        "Triton kernels against their twins of torch: equal numbers, time, memory, and the share of the bound.",
+        "log-probs within 2e-3 nats of float32, gradients within 1/64 of the greatest; time not known: "
+        "log-probs make the logits twice, so 75 % of the bound at most",
+        80,
+        kernels,
+        ("triton",),
     ),
     Part(
         "update",

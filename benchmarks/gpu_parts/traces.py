@@ -1,4 +1,4 @@
-"""Parts that look inside: memory against the plan, kernels by time and launches, and waits of the host."""
+"""Parts that look inside: memory against the plan, and waits of the host."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from benchmarks.gpu_parts.part import Part, Row
 
 NAME = "Qwen/Qwen3-0.6B"
 TOP = 15
-LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernelEx")
 
 
 def memory(machine: Machine) -> Iterator[Row]:
@@ -90,25 +89,6 @@ def measured_gib(
     }
 
 
-def traces(machine: Machine) -> Iterator[Row]:
-    """Profile a micro-batch: launches, and the kernels that take most of the time."""
-    work = micro_batch(machine)
-    work()
-    kinds = [torch.profiler.ProfilerActivity.CPU]
-    kinds += [] if machine.dry else [torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=kinds) as profile:
-        work()
-        machine.wait()
-    events = profile.key_averages()
-    names = LAUNCHES if not machine.dry else tuple(e.key for e in events if e.key.startswith("aten::"))
-    yield {"launches": sum(e.count for e in events if e.key in names)}
-    field = "self_cpu_time_total" if machine.dry else "self_device_time_total"
-    # On a GPU the kernels alone: an operation's own row repeats the time of the kernels that it launched.
-    kernels = [e for e in events if machine.dry or e.device_type == torch.autograd.DeviceType.CUDA]
-    for event in sorted(kernels, key=lambda e: -getattr(e, field))[:TOP]:
-        yield {"kernel": event.key[:100], "times": event.count, "us": round(getattr(event, field), 1)}
-
-
 def micro_batch(machine: Machine) -> Callable[[], Any]:
     """Return an update of one micro-batch."""
     model = made(machine.pick(NAME, "small"), torch.bfloat16, machine.device)
@@ -119,11 +99,11 @@ def micro_batch(machine: Machine) -> Callable[[], Any]:
 
 def waits(machine: Machine) -> Iterator[Row]:
     """Count by line how often the host waits for the GPU; in a dry run for the make-believe device of the tests."""
-    if machine.dry:
-        yield from make_believe_waits(machine.out)
-        return
     work = micro_batch(machine)
     work()
+    if machine.dry:
+        yield {"waits": None}
+        return
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as told:
@@ -141,21 +121,6 @@ def waits(machine: Machine) -> Iterator[Row]:
         yield {"line": place, "waits": count}
 
 
-def make_believe_waits(folder: Path) -> Iterator[Row]:
-    """Count the waits of a micro-batch on the make-believe device, by file."""
-    from tests import fake_device
-
-    fake_device.install()  # in this process alone, which has imported nothing of the project's own so far
-    from tests import fake_device_runs as runs
-
-    runs.let_recipes_name_it()
-    (folder / "parity.py").write_text(runs.VERIFIER)
-    with fake_device.Mode():
-        seen = runs.micro_batch_waits("demo", folder)
-        yield {"waits": sum(seen.values())}
-        yield from ({"line": name, "waits": count} for name, count in seen.items())
-
-
 PARTS = (
     Part(
         "memory",
@@ -163,13 +128,6 @@ PARTS = (
         "within 10 % of the plan",
         120,
         memory,
-    ),
-    Part(
-        "traces",
-        "Launches and the kernels that take most time, of a micro-batch of 0.6B.",
-        "not known",
-        90,
-        traces,
     ),
     Part(
         "waits",
