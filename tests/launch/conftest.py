@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import yaml
 
@@ -14,7 +12,7 @@ from tests.warm import MARK
 
 
 @pytest.fixture(scope="module")
-def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recipe(tmp_path_factory):
     """A recipe of RL steps from a policy that has learned a little."""
     folder = tmp_path_factory.mktemp("launch")
     (folder / "start").mkdir()
@@ -26,13 +24,13 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def alone(recipe: Path) -> Path:
+def alone(recipe):
     """The run's folder, trained by one process that nobody launched."""
     return by_one(recipe, "alone")
 
 
 @pytest.fixture(autouse=True)
-def owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def owner(tmp_path, monkeypatch):
     """What marks every process that this test starts."""
     monkeypatch.delenv("FUSE", raising=False)
     monkeypatch.setenv(MARK, str(tmp_path))

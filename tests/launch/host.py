@@ -1,4 +1,6 @@
-"""One of several hosts: starts its ranks, with a fuse (tests/launch/rank.py), and says how they ended.
+"""What the runs of these tests are asked; and one of several hosts, which loads nothing that trains.
+
+It starts its ranks, with a fuse (tests/launch/rank.py), and says how they ended:
 
 python -m tests.launch.host RECIPE a.b=c …
 """
@@ -6,12 +8,32 @@ python -m tests.launch.host RECIPE a.b=c …
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from tests.launch.words import folder_of, words_of
 from verizero.pipeline.config.load import load_recipe
+from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import RunError
 from verizero.pipeline.launch import launch
+
+CHANGES = (
+    "stages=[rl]", "model.create=null", "rl.rounds=1", "rl.steps_per_round=5", "rl.prompts_per_step=5",
+    "evaluation.before_training=false", "launch.gpus_per_node=2", "rl.optimizer.eps=1e-5",
+)  # fmt: skip
+"""With the default eps of 1e-8 a gradient near zero, which is rounding alone, would make a step of full size."""
+
+
+def overrides(recipe: Path, name: str, *more: str) -> list[str]:
+    return [*CHANGES, f"model.path={recipe.parent / 'start' / 'model'}", f"name={name}", *more]
+
+
+def words_of(recipe: Path, changes: Sequence[str]) -> list[str]:
+    """The command line of those changes."""
+    return ["train", str(recipe), "--no-prefect", *(w for c in changes for w in ("--set", c))]
+
+
+def folder_of(config: RunConfig) -> Path:
+    return Path(config.output) / config.name
 
 
 def main(recipe: Path, changes: list[str]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.launch.words import folder_of, overrides, words_of
-from tests.processes import marked
+from tests.launch.host import folder_of, overrides, words_of
+from tests.processes import marked, until
 from tests.warm import MARK, warm
 from verizero.pipeline.config.load import load_recipe
+from verizero.pipeline.errors import RunError
 from verizero.pipeline.launch import launch
 from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.report.row_types import VARYING
@@ -70,6 +72,17 @@ def lines_without_times(folder: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if k not in VARYING} for row in rows(folder)]
 
 
-def processes_of(owner: str) -> dict[int, str]:
-    """Command lines of live processes whose variable MARK names that folder."""
-    return marked(f"{MARK}={owner}")
+def die(recipe: Path, owner: str, name: str, fuse: str, said: str, *changes: str) -> str:
+    """Start the run with that fuse: it ends with a message that begins as `said`, and without a process left."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FUSE", fuse)
+        with pytest.raises(RunError) as caught:
+            by_ranks(recipe, name, *changes)
+    assert re.match(said, str(caught.value)), fuse
+    wait_for_end(owner)
+    return str(caught.value)
+
+
+def wait_for_end(owner: str) -> None:
+    """Wait until no process lives whose variable MARK names that folder."""
+    until(lambda: not marked(f"{MARK}={owner}"), "the end of all processes")

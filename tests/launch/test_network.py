@@ -11,18 +11,15 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.launch.runs import ROOT, assert_same_bytes, by_ranks, processes_of
-from tests.launch.words import overrides
-from tests.processes import until
-from tests.warm import MARK, warm
+from tests.launch.host import overrides
+from tests.launch.runs import ROOT, assert_same_bytes, by_ranks, wait_for_end
+from tests.warm import warm
 
-Ends = list[str]
 HOSTS = ("10.77.61.1", "10.77.61.2")
 LIMIT_S = 10
 PATIENT = "launch.phase_timeout_s=20"
@@ -68,7 +65,7 @@ def refused() -> str | None:
 
 
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[list[tuple[str, str]]]:
+def hosts():
     """Namespace and cable of each of two."""
     if (why := refused()) is not None:
         pytest.skip(why)
@@ -132,72 +129,39 @@ def enter(space: str) -> None:
             raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {space}")
 
 
-@pytest.fixture(scope="module")
-def cut(
-    hosts: list[tuple[str, str]], recipe: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[dict[str, Ends], Path]]:
-    """How both hosts ended at each cut and a kill, without a process left; and the folder of the run after all.
-
-    The last start survives outages that are shorter than the limit, and is cut when it has nothing left to do.
-    """
-    found: dict[str, Ends] = {}
-    with pytest.MonkeyPatch.context() as patch:
-        for rank, phase, act in [*((rank, phase, "cut") for rank, phase, _ in CUTS), (1, KILLED_IN, "kill")]:
-            patch.setenv(MARK, owner := str(tmp_path_factory.mktemp("cut")))
-            said = by_hosts(hosts, recipe, "cut", f"{rank}|{phase}|1|{act}")
-            until(lambda mark=owner: not processes_of(mark), "the end of all ranks")
-            found[phase] = said
-        fuses = [*(f"{place}|1|outage" for place in OUTAGES), "0|end|1|cut"]
-        found["end"] = by_hosts(hosts, recipe, "cut", ";".join(fuses), PATIENT)
-        until(lambda: not processes_of(owner), "the end of all ranks")
-        yield found, recipe.parent / "runs" / "cut"
-
-
 @pytest.mark.run
 @pytest.mark.nightly
-@pytest.mark.parametrize(("phase", "waits"), [cut[1:] for cut in CUTS])
-def test_a_network_cut_in_any_phase_ends_both_hosts_by_the_deadline(
-    cut: tuple[dict[str, Ends], Path], phase: str, waits: str
-) -> None:
-    for rank, text in enumerate(cut[0][phase]):
-        assert f"ended: rank {rank} (process " in text
-        assert f"rank {1 - rank} was in '{waits}': " in text
-        why = rf"rank {rank} .*'{waits}' within {LIMIT_S} s \(launch\.phase_timeout_s={LIMIT_S}\)"
-        if phase == "start":
-            why = rf"rank {rank} of 2 .*{HOSTS[0]}:29500 \("
-        assert re.search(why, text)
-
-
-@pytest.mark.run
-@pytest.mark.nightly
-def test_a_rank_killed_on_one_host_ends_the_other_at_once(cut: tuple[dict[str, Ends], Path]) -> None:
-    first, second = cut[0][KILLED_IN]
+def test_cut_in_any_phase_both_hosts_end_by_the_deadline_and_continue_to_the_same_bytes(hosts, recipe, owner):
+    """Then a rank is killed; the last start survives outages shorter than the limit, and a cut when it is done."""
+    for rank, phase, waits in CUTS:
+        said = by_hosts(hosts, recipe, "cut", f"{rank}|{phase}|1|cut")
+        wait_for_end(owner)
+        for number, text in enumerate(said):
+            assert f"ended: rank {number} (process " in text
+            assert f"rank {1 - number} was in '{waits}': " in text
+            why = rf"rank {number} .*'{waits}' within {LIMIT_S} s \(launch\.phase_timeout_s={LIMIT_S}\)"
+            if phase == "start":
+                why = rf"rank {number} of 2 .*{HOSTS[0]}:29500 \("
+            assert re.search(why, text)
+    first, second = by_hosts(hosts, recipe, "cut", f"1|{KILLED_IN}|1|kill")
+    wait_for_end(owner)
     assert re.match(rf"ended: rank 1 \(process \d+\) was ended by SIGKILL in '{KILLED_IN}'", second)
-    assert re.match(rf"ended: rank 0 \(process \d+\) ended with status \d+ in '{KILLED_IN}'", first)
-
-
-@pytest.mark.run
-@pytest.mark.nightly
-def test_after_all_cuts_outages_and_one_at_the_end_the_run_has_the_bytes_of_one_uncut(
-    cut: tuple[dict[str, Ends], Path], recipe: Path
-) -> None:
-    found, folder = cut
-    assert found["end"] == ["", ""]
+    assert re.match(rf"ended: rank 0 \(process \d+\) ended with status \d+ in '{KILLED_IN}'", first), "at once"
+    fuses = [*(f"{place}|1|outage" for place in OUTAGES), "0|end|1|cut"]
+    assert by_hosts(hosts, recipe, "cut", ";".join(fuses), PATIENT) == ["", ""]
+    folder = recipe.parent / "runs" / "cut"
     assert "from checkpoint" in (folder / "logs" / "rank0.log").read_text()
     assert_same_bytes(folder, by_ranks(recipe, "uncut", *SHORT, PATIENT))
 
 
 @pytest.mark.run
 @pytest.mark.nightly
-def test_with_fsdp_a_cut_ends_both_hosts_and_they_continue_to_the_same_bytes(
-    hosts: list[tuple[str, str]], recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_fsdp_a_cut_ends_both_hosts_and_they_continue_to_the_same_bytes(hosts, recipe, owner):
     """Its collectives are amid the forward and backward of an update, and in a checkpoint."""
     fsdp = "train.backend=fsdp"
-    monkeypatch.setenv(MARK, str(tmp_path))
     for rank, phase in ((1, "round 1 step 1: update"), (0, "round 1 step 2: checkpoint")):
         said = by_hosts(hosts, recipe, "cut_fsdp", f"{rank}|{phase}|1|cut", fsdp)
-        until(lambda: not processes_of(str(tmp_path)), "the end of all ranks")
+        wait_for_end(owner)
         for number, text in enumerate(said):
             assert re.search(rf"rank {number} .*'{phase}' within {LIMIT_S} s", text), text
     assert by_hosts(hosts, recipe, "cut_fsdp", "0|end|1|cut", fsdp, PATIENT) == ["", ""]

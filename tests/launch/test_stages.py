@@ -41,7 +41,7 @@ SECTIONS: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def recipe_and_one(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def recipe_and_one(tmp_path_factory):
     """The recipe, which begins with a model that has learned a little, and the folder of its run by one process."""
     folder = tmp_path_factory.mktemp("ranks")
     tree = {**TREE, **SECTIONS, "output": str(folder), "model": {"path": tiny(overrides=[start()]).model.path}}
@@ -54,7 +54,7 @@ def recipe_and_one(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path
 
 
 @pytest.fixture(scope="module", params=["torch", "fsdp"])
-def runs(request: pytest.FixtureRequest, recipe_and_one: tuple[Path, Path]) -> tuple[Path, Path]:
+def runs(request, recipe_and_one):
     """The folders of the recipe's run by one process, and by two ranks."""
     path, one = recipe_and_one
     two = one.with_name(request.param)
@@ -76,7 +76,7 @@ def assert_close(one: Path, two: Path) -> None:
 
 @pytest.mark.run
 @pytest.mark.parametrize("stage", ["first", "preference", "reward_model", "sample", "last"])
-def test_each_stage_does_on_two_ranks_what_it_does_on_one(runs: tuple[Path, Path], stage: str) -> None:
+def test_each_stage_does_on_two_ranks_what_it_does_on_one(runs, stage):
     rows = [[r for r in lines_of(f / "metrics.jsonl") if r["stage"] == stage] for f in runs]
     assert len(rows[0]) == len(rows[1]) > 0
     for one, two in zip(*rows, strict=True):
@@ -90,7 +90,7 @@ def newest(folder: Path) -> Path:
 
 
 @pytest.mark.run
-def test_stages_leave_the_same_for_later_ones(runs: tuple[Path, Path]) -> None:
+def test_stages_leave_the_same_for_later_ones(runs):
     left = [{str(p.relative_to(f)) for p in (f / "stages").rglob("*") if p.is_file()} for f in runs]
     assert left[0] == left[1]
     one, two = (f / "stages" for f in runs)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.launch.words import folder_of
+from tests.launch.host import folder_of
 from tests.models.gguf_files import tiny_llama, write_gguf
 from tests.stages.tiny import tiny
 from verizero.pipeline.config.load import load_recipe
