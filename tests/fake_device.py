@@ -155,7 +155,7 @@ def line() -> str:
         name = frame.f_code.co_filename
         if name.startswith(OURS) and name != __file__:
             return f"{Path(name).resolve().relative_to(ROOT).as_posix()}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return "a backward"  # of an operation of the project, in a thread of autograd without lines of Python
 
 
@@ -227,7 +227,7 @@ def count_wait(func: Any, args: Any, has_fakes: bool, to_device: bool) -> None:
 def install() -> None:
     """Register the device and replace what torch does past its dispatcher. Call it once, in a process of its own."""
     _setup_privateuseone_for_python_backend(NAME, backend_module=Module())
-    torch.inference_mode = torch.no_grad  # type: ignore[assignment,misc]  # wrappers cannot be inference tensors
+    torch.inference_mode = torch.no_grad  # wrappers cannot be inference tensors
     replace_making()
     replace_moving()
     replace_indexing()
@@ -238,7 +238,7 @@ def install() -> None:
         with Mode():  # a mode is of one thread, and generation ahead of the update has a thread of its own
             begin(thread)
 
-    threading.Thread.run = run_in_mode  # type: ignore[method-assign]
+    threading.Thread.run = run_in_mode
 
 
 def replace_making() -> None:
@@ -269,7 +269,7 @@ def replace_making() -> None:
         return tolist(on_cpu(x))
 
     torch.tensor, torch.as_tensor = made, taken
-    torch.Tensor.new_tensor, torch.Tensor.tolist = made_like, listed  # type: ignore[method-assign,assignment]
+    torch.Tensor.new_tensor, torch.Tensor.tolist = made_like, listed
 
 
 def replace_moving() -> None:
@@ -291,7 +291,7 @@ def replace_moving() -> None:
             module._buffers.update(buffers)
         return model
 
-    torch.nn.Module.to = moved  # type: ignore[method-assign,assignment]
+    torch.nn.Module.to = moved
 
 
 def replace_indexing() -> None:
@@ -310,8 +310,8 @@ def replace_indexing() -> None:
             value = Fake(torch.full((), value, dtype=x.dtype))  # a number is filled in, nothing is copied
         put(x, on_device(x, index), value)
 
-    torch.Tensor.__getitem__ = lambda x, index: get(x, on_device(x, index))  # type: ignore[method-assign,assignment]
-    torch.Tensor.__setitem__ = assign  # type: ignore[method-assign,assignment]
+    torch.Tensor.__getitem__ = lambda x, index: get(x, on_device(x, index))
+    torch.Tensor.__setitem__ = assign
 
 
 def replace_files() -> None:

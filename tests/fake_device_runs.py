@@ -2,15 +2,11 @@
 
 Run by `test_fake_device.py` as `python -m tests.fake_device_runs`: one process for all recipes, because the device is
 installed for the life of a process. Prints one JSON object.
-
-A recipe whose path through the program is its own is a whole run. Of recipes that differ from such a run in the loss
-alone, the loss is taken through one update.
 """
 
 from __future__ import annotations
 
 import json
-import random
 import re
 import sys
 import tempfile
@@ -32,20 +28,18 @@ import verizero.pipeline.config.sections
 import verizero.pipeline.train.collate
 import verizero.pipeline.train.step
 from tests.stages.parity import VERIFIER
-from tests.train.batches import MAX_RESPONSE, groups_of, longer, settings_of
+from tests.train.batches import groups_of, longer, settings_of
 from verizero.pipeline.config.load import parse, read_tree
 from verizero.pipeline.config.recipes import OTHER_FOLDERS
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.models.load import quiet
 from verizero.pipeline.models.runs import padded_width
-from verizero.pipeline.preferences.base import load_preference
 from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.run.algorithm import resolve_parts
 from verizero.pipeline.run.build import build_backend, build_tokenizer
 from verizero.pipeline.run.opening import load_policy, open_run
 from verizero.pipeline.run.saving import save_final
 from verizero.pipeline.train.backend import Backend
-from verizero.pipeline.train.preference import PreferenceRow, PreferenceSettings, ReferenceTable, preference_update
 from verizero.pipeline.train.step import update
 from verizero.pipeline.train.texts import row_after, text_gradient
 from verizero.pipeline.types import Group
@@ -53,13 +47,6 @@ from verizero.pipeline.whole_run import items_by_stage, run_items
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs"
-WHOLE = {
-    *("demo", "demo_moe", "demo_zero", "instruct", "r1", "algorithms/remax", "algorithms/gdpo"),
-    *("cluster/gspo_qwen3_0_6b_lora", "cluster/grpo_qwen3_30b_a3b", "cluster/ppo_qwen2_5_1_5b"),
-    *("preferences/dpo", "preferences/online_dpo", "preferences/self_rewarding"),
-    *("stages/distill", "stages/feedback_alone", "stages/star", "stages/raft"),
-}
-"""Recipes that are run whole; the others take one update of their loss."""
 SIZES: dict[str, Any] = {
     "hidden_size": 16,
     "intermediate_size": 32,
@@ -121,7 +108,7 @@ def tiny(name: str, folder: Path, layers: int = 1) -> RunConfig:
     made |= {"config": SIZES | {"num_hidden_layers": layers} | (EXPERTS if experts else {}), "characters": "0123456789+-*=()<>/, .\nabcdefghijklmnopqrstuvwxyz\\{}:?"}  # fmt: skip  # noqa: E501
     sums = {"digits": 1, "num_train": 30, "num_evaluation": 2, "num_demonstrations": 20, "num_text": 20}
     source = {"generator": {"name": "arithmetic", "params": sums}, "verifier": {"path": "parity.py:parity"}}
-    held_out = {**source, "generator": {**source["generator"], "split": "evaluation"}}  # type: ignore[dict-item]
+    held_out = {**source, "generator": {**source["generator"], "split": "evaluation"}}
     kept = {k: v for k, v in tree.get("rollout", {}).items() if k in ("top_p", "max_staleness")}
     how = ("gradient_checkpointing", "logits_chunk_tokens", "lora")
     changes = {
@@ -155,19 +142,6 @@ def run_whole(name: str, folder: Path) -> None:
         save_final(session.run, session.workers.backend)
 
 
-def update_once(name: str, folder: Path) -> None:
-    """Take one update of the recipe's loss."""
-    config = tiny(name, folder)
-    if config.preference is not None:
-        update_pairs(config)
-    else:
-        backend, parts = learner(config)
-        groups = groups_with_prompts(lost=True)
-        if config.rollout.max_staleness > 0:
-            groups = [*groups_of(num=2, seed=1), *groups_of(num=2, seed=2, version=2)]
-        update(backend, parts, groups, settings_of(parts, MICRO_BATCH_TOKENS))
-
-
 def learner(config: RunConfig) -> tuple[Backend, Any]:
     """A backend on the device with all that the recipe's algorithm needs, and the algorithm's parts."""
     policy = load_policy(config, build_tokenizer(config), None)
@@ -186,27 +160,6 @@ def learner(config: RunConfig) -> tuple[Backend, Any]:
 def groups_with_prompts(lost: bool) -> list[Group]:
     """Two groups whose prompts are long enough that rows share them."""
     return longer(groups_of(num=2, lost=lost), 4)
-
-
-def update_pairs(config: RunConfig) -> None:
-    """Take one update of a loss of preferences, on pairs or on labelled responses."""
-    section = config.preference
-    assert section is not None
-    backend = build_backend(config, load_policy(config, build_tokenizer(config), None))
-    backend.start(section.optimizer, 10)
-    params, loss = load_preference(section.loss["name"], {k: v for k, v in section.loss.items() if k != "name"})
-    draw = random.Random(0)
-
-    def words(most: int) -> tuple[int, ...]:
-        return tuple(draw.choices(range(2, 40), k=draw.randint(1, most)))
-
-    rows = [PreferenceRow(words(3), words(MAX_RESPONSE), words(MAX_RESPONSE)) for _ in range(4)]
-    settings = PreferenceSettings(0, 1.0, 64)
-    if params.needs_reference:
-        table = ReferenceTable.computed(backend, params, rows, settings)
-    else:
-        table = ReferenceTable(rows)
-    preference_update(backend, params, loss, table.batch([0, 1, 2, 3]), settings)
 
 
 def attempt(work: Callable[[], None]) -> dict[str, Any]:
@@ -278,29 +231,24 @@ def planted(folder: Path) -> None:
     plain = verizero.pipeline.train.step.collate
     verizero.pipeline.train.step.collate = lambda groups, pad_id, device, *rest: plain(groups, pad_id, "cpu", *rest)
     try:
-        update_once("demo", folder)
+        backend, parts = learner(tiny("demo", folder))
+        update(backend, parts, groups_with_prompts(lost=True), settings_of(parts, MICRO_BATCH_TOKENS))
     finally:
         verizero.pipeline.train.step.collate = plain
-
-
-def let_recipes_name_it() -> None:
-    """Let recipes of this process name the make-believe device."""
-    verizero.pipeline.config.sections.DEVICES = re.compile(fake_device.NAME)
 
 
 def main() -> None:
     """Print the outcome of every recipe, the waits, and the error of the planted mixture."""
     quiet()
     torch.set_num_threads(1)
-    let_recipes_name_it()
+    verizero.pipeline.config.sections.DEVICES = re.compile(fake_device.NAME)  # so that recipes may name it
     asked = sys.argv[1:]
     with tempfile.TemporaryDirectory() as name, fake_device.Mode():
         folder = Path(name)
         (folder / "parity.py").write_text(VERIFIER)
         cases = {}
         for recipe in [n for n in names() if not asked or n in asked]:
-            work = run_whole if recipe in WHOLE else update_once
-            cases[recipe] = attempt(lambda work=work, recipe=recipe: work(recipe, folder))
+            cases[recipe] = attempt(lambda recipe=recipe: run_whole(recipe, folder))
         result = {"recipes": cases, "planted": attempt(lambda: planted(folder))["error"]}
         if not asked or "waits" in asked:
             result["waits"] = {

@@ -17,4 +17,5 @@ from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
 get_checkpoint_conversion_mapping("qwen2")  # fills a table of all models, once for all forks
 with suppress(ImportError):  # transformers imports DeepSpeed at the first save where it is installed
+    # Any engine's start imports this, and thereby torch's compiler: two seconds of each rank.
     import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
