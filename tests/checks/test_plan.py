@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from tests.peak import Memory
+from tests.peak import Live
 from tests.stages.tiny import TREE
 from verizero.pipeline.checks.plan.devices import DEVICES
 from verizero.pipeline.checks.plan.estimate import plan, plan_lines, plans
@@ -29,10 +29,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @contextmanager
 def watched(model):
-    alive = Memory()
+    alive = Live()
     with alive:
         for p in model.parameters():
-            alive.hold(p)
+            alive.see(p.untyped_storage())
         yield alive
 
 
@@ -118,7 +118,7 @@ def test_memory_of_a_critic_is_what_it_keeps():
         critic.step()
         critic.backward(critic.values(ids, where).sum())
         gc.collect()
-        assert memory(config, shape, 1)["critic"] == pytest.approx(alive.now, rel=0.15)
+        assert memory(config, shape, 1)["critic"] == pytest.approx(alive.now(), rel=0.15)
     shared = recipe(settings, {"rl": {"algorithm": {"name": "ppo", "num_minibatches": 1, "critic_shared": True}}})
     assert "critic" not in memory(shared, shape, 1)
 
@@ -130,7 +130,7 @@ def measured(model, recipe, rows, length):
         adapted = None if how is None else Adapted(model, how.rank, how.alpha, how.targets, 0, quantize_on=on)
         backend = Backend(model, config=recipe.train, adapted=adapted)
         for p in model.parameters():
-            alive.hold(p)
+            alive.see(p.untyped_storage())
         backend.start(recipe.rl.optimizer.model_copy(update={"learning_rate": 1e-4}), 3)
         ids = torch.randint(model.config.vocab_size, (rows, length + 1))
         where = torch.ones(ids.shape, dtype=torch.bool)
@@ -143,7 +143,7 @@ def measured(model, recipe, rows, length):
         backward(1)  # moments and gradients are as large after few tokens as after many
         backend.step()
         backward(1)
-        alive.peak = alive.now
+        alive.peak = alive.now()
         backward(rows)
         return alive.peak
 
@@ -226,11 +226,11 @@ def test_memory_of_generating_is_what_the_decoder_takes(size):
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model("qwen2", **settings))
     decoder = Decoder(model, habits_of(torch.device("cuda")))
     prompts = torch.randint(settings["vocab_size"], (16, 48)).tolist()
-    with Memory() as alive:
+    with Live() as alive:
         weights = [getattr(layer, name) for layer in decoder.layers for name in layer.__slots__]
         for t in (decoder.embedding, *weights):
             if t is not None:
-                alive.hold(t)
+                alive.see(t.untyped_storage())
         cache = decoder.open([48] * 16, [4] * 16, 1024, 32)
         decoder.admit(cache, prompts, [4] * 16, range(64))
     assert sum(parts.values()) == pytest.approx(alive.peak, rel=0.15)

@@ -45,7 +45,7 @@ def member(rng: random.Random, group: int, sample: int, reward: float | None, ve
     response = tuple(rng.choices(range(2, VOCAB), k=rng.randint(1, MAX_RESPONSE)))
     logprobs = tuple(-rng.uniform(0.5, 4.0) for _ in response)
     finish = "length" if len(response) == MAX_RESPONSE else "stop"
-    rollout = Rollout(f"p{group}", sample, prompt, response, logprobs, "", finish, version)  # type: ignore[arg-type]
+    rollout = Rollout(f"p{group}", sample, prompt, response, logprobs, "", finish, version)
     if reward is None:
         return ScoredRollout(rollout, Verdict("sandbox_error"), None)
     return ScoredRollout(rollout, Verdict("graded", min(1.0, max(0.0, reward))), reward)
@@ -87,17 +87,29 @@ def pairs_of(groups: list[Group]) -> list[PreferenceRow]:
     return [PreferenceRow(*map(tuple, (a.prompt_ids, a.response_ids, b.response_ids))) for a, b in rollouts]
 
 
-def recorded_step(own: Any, gradients: list[torch.Tensor]) -> Callable[[], dict[str, float]]:
-    """The step of that optimiser, before which its gradient is copied."""
-    plain, trained = own.step, own.policy if isinstance(own, Backend) else own.trained
+def watched(own: Any, act: Callable[[], dict[str, float]]) -> tuple[dict[str, float], list[torch.Tensor]]:
+    """What `act` returns, and the gradient of each optimiser step of the backend or reward model."""
+    gradients = list[torch.Tensor]()
 
-    def step() -> dict[str, float]:
-        parameters = [p for group in trained.optimizer.param_groups for p in group["params"]]
-        gradients.append(torch.cat([p.grad.flatten().double().clone() for p in parameters if p.grad is not None]))
-        metrics: dict[str, float] = plain()
-        return metrics
+    def watch(trained: Any) -> None:
+        plain = trained.step
 
-    return step
+        def step() -> tuple[float, float]:
+            parameters = [p for group in trained.optimizer.param_groups for p in group["params"]]
+            gradients.append(torch.cat([p.grad.flatten().double().clone() for p in parameters if p.grad is not None]))
+            return plain()
+
+        trained.step = step
+
+    for trained in trained_of(own):
+        watch(trained)
+    return act(), gradients
+
+
+def trained_of(own: Any) -> list[Any]:
+    if not isinstance(own, Backend):
+        return [own.trained]
+    return [own.policy, *([own.critic.trained] if own.critic is not None else [])]
 
 
 def frozen(model: Any) -> TorchTrained:

@@ -8,22 +8,17 @@ from __future__ import annotations
 import gc
 import json
 import sys
-import time
-import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.models.families import build
-from tests.train.bits import bytes_of_weights
+from tests.peak import MIB, Live
 from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
-from verizero.pipeline.models.load import load_model
-from verizero.pipeline.models.lora import Adapted
+from verizero.pipeline.models.lora import Adapted, is_factor
 from verizero.pipeline.models.streamed import model_on_meta
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.ranks import Ranks, join, leave
@@ -31,79 +26,20 @@ from verizero.pipeline.train.ranks import Ranks, join, leave
 VOCAB = 8192
 ADAPTED = ("fsdp-lora", "fsdp-nf4")
 """Backends that train adapters alone."""
-MIB = 2**20
 
 
-def tensors_of(things: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """Yield the plain tensors among the arguments or results of an operation, and in their lists."""
-    for x in things:
-        if isinstance(x, (list, tuple)):
-            yield from tensors_of(x)
-        elif type(x) in (torch.Tensor, torch.nn.Parameter):
-            yield x
+def bytes_of_base(model: Any) -> int:
+    of_rank = [getattr(p, "to_local", lambda p=p: p)() for n, p in model.named_parameters() if not is_factor(n)]
+    return sum(p.nbytes for p in of_rank)
 
 
-class Live(TorchDispatchMode):
-    """The storages that operations have touched and that live; `peak` is the greatest sum of their bytes so far."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: dict[int, tuple[weakref.ref[Any], int]] = {}
-        self.most = self.peak = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(t, DTensor) for t in types):
-            return NotImplemented  # it unpacks itself, and its inner calls come back here
-        out = func(*args, **kwargs or {})
-        for t in tensors_of((*args, *(kwargs or {}).values(), out)):
-            if t.device.type != "meta":  # shapes alone take no memory
-                self.see(t.untyped_storage())
-        if self.most > self.peak:
-            self.peak = max(self.peak, self.settled())
-        return out
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is traced here, and every operation would pass through a wrapper against that
-
-    def see(self, storage: Any) -> None:
-        """Count the storage with the bytes that it has now."""
-        key, size = storage._cdata, storage.nbytes()
-        known = self.seen.get(key)
-        if known is None:
-            self.seen[key] = weakref.ref(storage, lambda _: self.drop(key)), size
-        elif known[1] != size:
-            self.seen[key] = known[0], size
-        self.most += size - (known[1] if known else 0)
-
-    def drop(self, key: int) -> None:
-        self.most -= self.seen.pop(key)[1]
-
-    def settled(self) -> int:
-        """The bytes that live now; where they are a MiB above `peak`, those that still live a little later.
-
-        A thread of gloo drops the tensors of a collective just after it has told that the collective is done. On a busy
-        machine that can be after the next operation, and would count as a block too many.
-        """
-        bytes_now = self.now()
-        for _ in range(20):
-            if bytes_now <= self.peak + MIB or not torch.distributed.is_initialized():
-                break
-            time.sleep(0.001)
-            bytes_now = self.most  # the sum is enough: the thread drops storages and empties none
-        return bytes_now
-
-    def now(self) -> int:
-        """The bytes that live now.
-
-        Each storage is asked again, as it can be emptied without being dropped and without an operation. Therefore
-        `most`, the sum of what operations last saw, may be too much; it is never too little behind an operation, which
-        sees what it fills. So only where it passes the peak is it worth asking all.
-        """
-        for reference, _ in list(self.seen.values()):
-            if (storage := reference()) is not None:
-                self.see(storage)
-        return self.most
+def bytes_of_weights(model: Any) -> int:
+    """Those of the base, its scales, and the adapters, on this rank."""
+    states = [p.quant_state for p in model.parameters() if hasattr(p, "quant_state")]
+    of_states = sum(x.nbytes for state in states for x in (state.absmax, state.state2.absmax))
+    return (
+        of_states + bytes_of_base(model) + sum(p.to_local().nbytes for n, p in model.named_parameters() if is_factor(n))
+    )
 
 
 def shape_of_live(width: int, layers: int) -> dict[str, Any]:
@@ -120,14 +56,11 @@ def shape_of_live(width: int, layers: int) -> dict[str, Any]:
 
 
 def opened(backend: str, path: Path, ranks: Ranks) -> Backend:
-    if backend != "torch":
-        config = TrainConfig(backend="fsdp", device="cpu", gradient_checkpointing=True)
-        model = model_on_meta(str(path), torch.float32)
-        adapted = None
-        if backend in ADAPTED:
-            adapted = Adapted(model, 4, 8.0, (), 1, "cpu" if backend == "fsdp-nf4" else None)
-        return Backend(model, config, ranks, adapted, engine_reads_module=False, device=torch.device("cpu"))
-    return Backend(load_model(str(path)), ranks=ranks, config=TrainConfig(gradient_checkpointing=True))
+    config = TrainConfig(backend="fsdp", device="cpu", gradient_checkpointing=True)
+    model, adapted = model_on_meta(str(path), torch.float32), None
+    if backend in ADAPTED:
+        adapted = Adapted(model, 4, 8.0, (), 1, "cpu" if backend == "fsdp-nf4" else None)
+    return Backend(model, config, ranks, adapted, engine_reads_module=False, device=torch.device("cpu"))
 
 
 def trained(backend: Backend, micros: int = 1) -> None:

@@ -9,7 +9,7 @@ import itertools
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,13 +17,27 @@ from typing import Any, TypeVar
 import torch
 from torch._dynamo.utils import counters
 
+from tests.checks.test_plan import recipe_of
 from tests.models.families import build
 from tests.models.gguf_files import tiny_llama
 from tests.models.test_quantized import computes_what_the_trainer_does
-from tests.train.batches import groups_of, longer, pairs_of, parts_of, settings_of, two_layers, without_tree
-from tests.train.bits import bytes_of_base, bytes_of_weights, planned
+from tests.train import batches, sampled
+from tests.train.batches import (
+    frozen,
+    groups_of,
+    longer,
+    pairs_of,
+    parts_of,
+    policy,
+    settings_of,
+    stale,
+    two_layers,
+    without_tree,
+)
 from tests.train.episodes import episodes_of, forked
-from tests.train.gathered import gathered
+from tests.train.live_rank import bytes_of_base, bytes_of_weights
+from verizero.pipeline.checks.plan.memory import resident
+from verizero.pipeline.checks.plan.shape import from_settings
 from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
 from verizero.pipeline.errors import NonFiniteError
 from verizero.pipeline.models import compiled
@@ -36,12 +50,15 @@ from verizero.pipeline.models.streamed import model_on_meta
 from verizero.pipeline.preferences.base import load_preference
 from verizero.pipeline.rl.divergences import Objective
 from verizero.pipeline.rollout.torch_engine import TorchEngine
+from verizero.pipeline.run.rollouts import gather_groups, share_of
+from verizero.pipeline.scoring.score import GradingTally
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.distillation import ModelTeacher, ReferenceTeacher, distill_update
 from verizero.pipeline.train.preference import PreferenceBatch, PreferenceSettings, preference_update, side_logprobs
 from verizero.pipeline.train.ranks import ALONE, Ranks, join, leave
 from verizero.pipeline.train.step import update
 from verizero.pipeline.train.trees import packs_rows
+from verizero.pipeline.types import Group
 
 T = TypeVar("T")
 Metrics = list[dict[str, float]]
@@ -89,11 +106,11 @@ def save(model: Any, folder: Path) -> None:
     model.save_pretrained(folder)
 
 
-def grpo(backend: Backend, step: int, name: str = "grpo", **changes: Any) -> dict[str, float]:
+def grpo(backend: Backend, step: int) -> dict[str, float]:
     """An update on groups of its own; the prompts of some are long, so are shared."""
-    parts = parts_of(name, **({"kl_coef": 0.05} if name == "grpo" else {}))
+    parts = parts_of("grpo", kl_coef=0.05)
     groups = groups_of(seed=step) if step % 2 else longer(groups_of(seed=step))
-    return update(backend, parts, groups, settings_of(parts, 80, step=step, **changes))
+    return update(backend, parts, groups, settings_of(parts, 80, step=step))
 
 
 def ppo(backend: Backend, step: int) -> dict[str, float]:
@@ -163,14 +180,16 @@ class Lesson:
     adapters: bool = False
     bits: bool = False
     """The base of the adapters is in four bits."""
+    half: bool = False
+    """The weights are in bfloat16, and compared with those of torch in float32."""
 
     def backend(self, ranks: Ranks, train: TrainConfig, start: Path | None = None) -> Backend:
         """A backend that has begun. `start`: the weights stay in files, where the trainer can read them there."""
-        in_files = start is not None and train.backend == "fsdp"
-        if in_files:
+        dtype = "bfloat16" if self.half and ranks is not ALONE else "float32"
+        if start is not None and train.backend == "fsdp" and not self.half:
             model = model_on_meta(str(start), torch.float32)
         else:
-            model = self.model() if start is None else load_model(str(start))
+            model = self.model() if start is None else load_model(str(start), dtype)
         adapted = None
         if self.adapters:
             adapted = Adapted(model, 2, 4.0, (), 7, "cpu" if self.bits else None)
@@ -191,7 +210,7 @@ class Lesson:
 
 LESSONS = {
     "grpo": Lesson(),
-    "gspo": Lesson(lambda backend, step: grpo(backend, step, "gspo")),
+    "half": Lesson(half=True),
     "critic": Lesson(ppo, shared=False),
     "shared critic": Lesson(ppo, shared=True),
     "episodes": Lesson(episodes),
@@ -252,9 +271,12 @@ def learn(name: str, how: dict[str, Any], ranks: Ranks, folder: Path) -> dict[st
         found["saved"] = distance({n: p.detach() for n, p in read.named_parameters()}, middle)
     lesson.rest(again)
     ends = weights(backend)
+    if lesson.half:
+        found["half weights"] = distance(ends, wanted)
+    else:
+        found["weights"] = distance(ends, wanted)
+        found["metrics"] = max(abs(a[k] - b[k]) for a, b in zip(seen, metrics, strict=True) for k in without_tree(b))
     found |= {
-        "weights": distance(ends, wanted),
-        "metrics": max(abs(a[k] - b[k]) for a, b in zip(seen, metrics, strict=True) for k in without_tree(b)),
         "resumed": distance(weights(again), ends),
         "moved": distance(ends, before),
         "base": float(is_base),
@@ -290,38 +312,6 @@ def unless_refused(act: Callable[[], Any]) -> float:
     return math.inf
 
 
-def in_bfloat16(how: dict[str, Any], ranks: Ranks, root: Path) -> dict[str, Any]:
-    """How far from torch in float32, a resumed run from an unbroken one, and a sum of small gradients."""
-    lesson, start, folder = LESSONS["grpo"], root / "half", root / "saved half"
-    save(two_layers(), start)
-    folder.mkdir(parents=True, exist_ok=True)
-    ranks.barrier()
-
-    def alone() -> Weights:
-        backend = lesson.begin(Backend(two_layers(), TrainConfig(packing="off")))
-        grpo(backend, 0)
-        lesson.rest(backend)
-        return weights(backend)
-
-    def half(path: Path) -> Backend:
-        return Backend(load_model(str(path), "bfloat16"), TrainConfig(device="cpu", **how), ranks)
-
-    wanted, backend = once(ranks, alone), lesson.begin(half(start))
-    grpo(backend, 0)
-    backend.save(folder, save)
-    ranks.barrier()
-    lesson.rest(backend)
-    again = half(folder / "model")
-    again.load(folder)
-    lesson.rest(again)
-    ends = weights(backend)
-    return {
-        "half weights": distance(ends, wanted),
-        "resumed": distance(weights(again), ends),
-        "sum": abs(sum_of_small_gradients(lesson.begin(half(start))) - (1 + 32 / 512)),
-    }
-
-
 def sum_of_small_gradients(backend: Backend) -> float:
     """The norm of a gradient of 1 and 32 of 1/512 each, over all ranks; bfloat16 has none between 1 and 1 + 1/128."""
     share = 1.0 / backend.ranks.size
@@ -334,11 +324,17 @@ def sum_of_small_gradients(backend: Backend) -> float:
     return backend.step()["grad_norm"]
 
 
-def halves(ranks: Ranks, root: Path) -> dict[str, Any]:
+def sums(ranks: Ranks, root: Path) -> dict[str, Any]:
+    """How far a sum of small gradients in bfloat16 is from the exact one."""
     how = {"fsdp": FSDP} if sys.argv[1] == "fsdp" else {f"zero {n}": zero(n) for n in (1, 2, 3)}
-    if sys.argv[1] != "fsdp":
-        how["offload"] = zero(1, offload="optimizer")
-    return {f"bfloat16, {name}": in_bfloat16(fields, ranks, root / name) for name, fields in how.items()}
+    found, start = {}, root / "half"
+    save(two_layers(), start)
+    ranks.barrier()
+    for name, fields in how.items():
+        backend = LESSONS["half"].backend(ranks, TrainConfig(device="cpu", **fields), start)
+        norm = sum_of_small_gradients(LESSONS["half"].begin(backend))
+        found[f"sum, {name}"] = {"sum": abs(norm - (1 + 32 / 512))}
+    return found
 
 
 def packed_and_compiled(ranks: Ranks, root: Path) -> dict[str, Any]:
@@ -351,7 +347,7 @@ def packed_and_compiled(ranks: Ranks, root: Path) -> dict[str, Any]:
     try:
         save(two_layers(), root / "packed")
         ranks.barrier()
-        config = TrainConfig(device="cpu", packing="on", compile="on", **FSDP)  # type: ignore[arg-type]
+        config = TrainConfig(device="cpu", packing="on", compile="on", **FSDP)
         backend = LESSONS["grpo"].begin(Backend(load_model(str(root / "packed"), "bfloat16"), config, ranks))
         counters.clear()
         before = weights(backend)
@@ -372,7 +368,7 @@ def of_bits(ranks: Ranks, root: Path) -> dict[str, Any]:
     ranks.barrier()
     lesson = LESSONS["bits"]
     whole = lesson.backend(ALONE, TrainConfig(), start)
-    backend = lesson.begin(lesson.backend(ranks, TrainConfig(device="cpu", **FSDP), start))  # type: ignore[arg-type]
+    backend = lesson.begin(lesson.backend(ranks, TrainConfig(device="cpu", **FSDP), start))
     base_numbers = distance(published(backend), published(whole))
     grpo(backend, 0)
     backend.save(saved, save)
@@ -390,6 +386,13 @@ def of_bits(ranks: Ranks, root: Path) -> dict[str, Any]:
             "planned": bytes_of_weights(backend.model) / planned(backend.model.config) - 1,
         }
     }
+
+
+def planned(settings: Any) -> float:
+    """What a plan counts of them on each of two GPUs."""
+    model = {"quantize": "nf4", "dtype": "float32"}
+    config = recipe_of("Qwen/Qwen3-8B", model=model, train={"backend": "fsdp", "lora": {"rank": 2, "alpha": 4}})
+    return resident(config, from_settings(settings), 2)["weights"]
 
 
 def published(backend: Backend) -> Weights:
@@ -450,29 +453,101 @@ def followed(ranks: Ranks, root: Path) -> dict[str, Any]:
     return found
 
 
+def gathered_of(ranks: Ranks, groups: Sequence[Group]) -> list[Group]:
+    """The groups as this rank has them after all ranks have sampled their shares."""
+    share = share_of(ranks, [g.prompt for g in groups])
+    (gathered,), _ = gather_groups(ranks, share, [[groups[i] for i in share.indices]], GradingTally({}, 0, 0.0))
+    return gathered
+
+
+def experts() -> Any:
+    """A model with experts."""
+    return sampled.model_of("qwen3_moe", torch.float64)
+
+
+def recorded_groups() -> list[Group]:
+    """Responses of a model with experts, with kept sets and routes."""
+    return sampled.groups_of(experts(), sampled.Sampling(sampled.MAX, 0.9, 0.8, max_kept=9, keep_routing=True))
+
+
+def trained_on(ranks: Ranks, groups: Sequence[Group], case: str) -> dict[str, Any]:
+    """Weights after two updates; prompts are shared in the cases that say so."""
+    _, name, params = CASES[case]
+    model = experts() if case == "recorded experts" else policy()
+    backend = Backend(model, ranks=ranks, config=TrainConfig(packing="auto" if "shared" in case else "off"))
+    backend.start(batches.OPTIMIZER, 10)
+    backend.reference = frozen(experts() if case == "recorded experts" else policy(100))
+    parts = parts_of(name, **params)
+    if parts.critic is not None:
+        backend.start_critic(parts.critic.shared, batches.OPTIMIZER, 10)
+    for step in range(2):
+        update(backend, parts, groups, settings_of(parts, 40, step=step))
+    return {k: v.detach().clone() for k, v in backend.model.state_dict().items()}
+
+
+CASES: dict[str, tuple[Callable[[], list[Group]], str, dict[str, Any]]] = {
+    "grpo": (lambda: groups_of(5), "grpo", {"kl_coef": 0.05}),
+    "several epochs": (lambda: groups_of(7), "grpo", {"num_epochs": 2, "num_minibatches": 3}),
+    "a critic": (lambda: groups_of(5), "ppo", {"num_epochs": 2, "num_minibatches": 2}),
+    "kl in the reward": (lambda: stale(groups_of(5), 1, 0, 2), "reinforce_pp", {"kl_coef": 0.1, "num_minibatches": 2}),
+    "tokens of the whole batch": (lambda: stale(groups_of(6), 2, 1, 1), "clip_cov", {"num_minibatches": 2}),
+    "episodes": (lambda: episodes_of(5, 4), "grpo", {"num_minibatches": 2}),
+    "one rank that gets all": (
+        lambda: groups_of(3, 2, 5, lost=False),
+        "clip_cov",
+        {"num_minibatches": 2, "num_epochs": 3},
+    ),
+    "shared prompts": (lambda: longer(stale(groups_of(6), 2, 1, 1)), "clip_cov", {"num_minibatches": 2}),
+    "shared prompts in one group": (lambda: longer(groups_of(1, 6)), "grpo", {"kl_coef": 0.05}),
+    "one group": (lambda: groups_of(1, 2), "grpo", {}),
+    "recorded experts": (recorded_groups, "grpo", {"kl_coef": 0.0, "num_minibatches": 2}),
+}
+
+
+def gathered(ranks: Ranks, root: Path) -> dict[str, Any]:
+    """How far the weights of each case are from those of one process, after updates on what other ranks sampled.
+
+    Each rank is the one process of some cases.
+    """
+    mine = [name for i, name in enumerate(CASES) if i % ranks.size == ranks.rank]
+    gathered = ranks.gather({name: trained_on(Ranks(), CASES[name][0](), name) for name in mine})
+    by_one = {name: ends for part in gathered for name, ends in part.items()}
+    out: dict[str, Any] = {}
+    for name, (make, _, _) in CASES.items():
+        groups = make()
+        mine = gathered_of(ranks, groups)
+        assert mine == groups, "all ranks have equal responses, with all that was recorded of their sampling"
+        weights = trained_on(ranks, mine, name)
+        # Ranks compute shared prompts with other rows than one process does, and the policy's norms are in float32.
+        how = "gathered trees" if "shared" in name else "gathered"
+        out[f"gathered, {name}"] = {how: max(float((weights[k] - v).abs().max()) for k, v in by_one[name].items())}
+    return out
+
+
 CHEAP = {"gradient_checkpointing": True, "logits_chunk_tokens": 3}
 OFFLOADED = {"offload": "optimizer"}
+IN_OTHER_WAYS = ("critic", "adapters", "adapters of experts", "bits")
 TRAINERS = {
-    "torch": Trainer([({}, ["grpo", "critic", "shared critic", "distil", "experts", "adapters"])], [gathered]),
+    "torch": Trainer([({}, ["grpo", "shared critic", "distil", "experts", "adapters"])], [gathered]),
     "fsdp": Trainer(
         [
-            (FSDP, [name for name in LESSONS if name != "bits"]),
-            ({**FSDP, **CHEAP}, ["grpo", "adapters of experts", "bits"]),
-            ({**FSDP, **OFFLOADED}, ["grpo", "critic", "bits"]),
+            (FSDP, [name for name in LESSONS if name not in IN_OTHER_WAYS]),
+            ({**FSDP, **CHEAP}, ["grpo", "adapters of experts"]),
+            ({**FSDP, **OFFLOADED}, ["critic", "bits"]),
         ],
-        [halves, packed_and_compiled, of_bits],
+        [sums, packed_and_compiled, of_bits],
     ),
     "fsdp, more ranks": Trainer([(FSDP, ["grpo"]), ({**FSDP, **OFFLOADED}, ["grpo"])]),
     "deepspeed": Trainer(
         [
-            (zero(1), ["grpo", "shared critic", "distil", "adapters"]),
-            (zero(2), ["grpo", "critic", "pairs", "adapters of experts"]),
-            (zero(3), ["grpo", "shared critic", "episodes", "distil", "adapters of experts"]),
-            (zero(3, offload="all"), ["grpo", "critic", "distil"]),
-            (zero(2, **CHEAP), ["grpo"]),
+            (zero(1), ["half", "adapters"]),
+            (zero(1, **OFFLOADED), ["half"]),
+            (zero(2), ["half", "critic", "pairs"]),
+            (zero(3), ["half", "shared critic", "episodes", "distil", "adapters of experts"]),
+            (zero(3, offload="all"), ["grpo", "critic"]),
             (zero(3, **CHEAP), ["grpo"]),
         ],
-        [halves, streamed],
+        [sums, streamed],
     ),
     "kernels": Trainer([], [kernels]),
     "one that follows": Trainer([], [followed]),

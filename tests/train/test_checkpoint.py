@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
+from tests.warm import warm
 from verizero.pipeline.errors import CheckpointError, RunError
 from verizero.pipeline.host.disk import PARTIAL
 from verizero.pipeline.run.choose_checkpoint import newest_whole
-from verizero.pipeline.train.checkpoint import MANIFEST, FinishWriting, Unusable, damage_of, path_of, require, save
+from verizero.pipeline.train.checkpoint import MANIFEST, Unusable, damage_of, path_of, require, save
 
 FILES = {
     "state.json": b'{"step": %d}',
@@ -67,7 +68,7 @@ CHANGES = frozenset({"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "
 
 
 @pytest.fixture(autouse=True)
-def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def synced(monkeypatch):
     """The paths synced so far; the disk itself is spared, for what it holds after a power cut no test can see."""
     paths: list[str] = []
     monkeypatch.setattr(os, "fsync", lambda handle: paths.append(os.readlink(f"/proc/self/fd/{handle}")))
@@ -109,15 +110,15 @@ def in_a_child(work: Callable[[], Any], kill_at: int) -> bool:
 
 
 @pytest.mark.run
-def test_what_is_still_to_be_written_ends_in_another_thread(tmp_path: Path) -> None:
+def test_what_is_still_to_be_written_ends_in_another_thread(tmp_path):
     two_before(tmp_path)
 
-    def begin(fails: bool) -> FinishWriting:
-        def write(folder: Path) -> FinishWriting:
+    def begin(fails):
+        def write(folder):
             writer(3)(folder)
             (folder / "empty").unlink()
 
-            def rest() -> None:
+            def rest():
                 if fails:
                     raise OSError(errno.ENOSPC, "No space left on device")
                 (folder / "empty").write_bytes(b"")
@@ -138,16 +139,14 @@ def test_what_is_still_to_be_written_ends_in_another_thread(tmp_path: Path) -> N
     assert holds(newest_whole(tmp_path)[0], 3)
 
 
-@pytest.mark.run
-@pytest.mark.parametrize("again", [False, True])
-def test_a_kill_at_any_file_operation_leaves_the_old_newest_or_the_new_one(again: bool, tmp_path: Path) -> None:
-    """`again`: the new checkpoint has the number of one that is there. Afterwards a save finds nothing in its way."""
+def killed_at_each_operation(again: bool, folder: Path) -> None:
+    """In a process with little memory, as it is forked some hundred times."""
     number = 2 if again else 3
     kills, outcomes = 0, set()
-    two_before(tmp_path / "before")
+    two_before(folder / "before")
     while True:
-        root = tmp_path / f"{kills}"
-        shutil.copytree(tmp_path / "before", root)
+        root = folder / f"{kills}"
+        shutil.copytree(folder / "before", root)
         if not in_a_child(lambda: save(root, number, writer(33), keep=2), kills):  # noqa: B023
             break
         found, refused = newest_whole(root)
@@ -166,13 +165,18 @@ def test_a_kill_at_any_file_operation_leaves_the_old_newest_or_the_new_one(again
     assert holds(newest_whole(root)[0], 33)
 
 
-def test_all_is_on_disk_before_it_has_its_name(
-    synced: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.run
+@pytest.mark.parametrize("again", [False, True])
+def test_a_kill_at_any_file_operation_leaves_the_old_newest_or_the_new_one(again, tmp_path):
+    """`again`: the new checkpoint has the number of one that is there. Afterwards a save finds nothing in its way."""
+    warm((__name__,)).call(killed_at_each_operation, again, tmp_path)
+
+
+def test_all_is_on_disk_before_it_has_its_name(synced, tmp_path, monkeypatch):
     """Every file and folder before the rename, and the name itself after it."""
     rename = os.rename
 
-    def watched(*names: Any) -> None:
+    def watched(*names):
         synced.append("rename")
         rename(*names)
 
@@ -210,11 +214,8 @@ TAMPERED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "folder empty": (empty, "its folder is empty"),
     "a file": (lambda p: (shutil.rmtree(p), p.write_text("x")), "it is a file, not a folder"),
     "manifest too deep": (lambda p: (p / MANIFEST).write_text("[" * 100_000), "manifest cannot be read"),
-    "manifest empty": (lambda p: (p / MANIFEST).write_text(""), "manifest cannot be read"),
     "manifest cut": (lambda p: os.truncate(p / MANIFEST, 40), "manifest cannot be read"),
     "manifest garbled": (lambda p: (p / MANIFEST).write_bytes(b"\xff\xfe\x00"), "manifest cannot be read"),
-    "manifest a list": (lambda p: (p / MANIFEST).write_text("[]"), "manifest cannot be read"),
-    "files a number": (edit_manifest(lambda m: m.update(files=3)), "manifest cannot be read"),
     "files a list": (edit_manifest(lambda m: m.update(files=list(m["files"]))), "manifest cannot be read"),
     "seal without size": (edit_manifest(lambda m: m["files"]["empty"].pop("bytes")), "manifest cannot be read"),
     "seal a word": (edit_manifest(lambda m: m["files"].update(empty="ok")), "manifest cannot be read"),
@@ -226,7 +227,7 @@ TAMPERED: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize("case", list(TAMPERED))
-def test_what_was_tampered_with_is_refused_by_name_and_the_one_before_it_used(case: str, tmp_path: Path) -> None:
+def test_what_was_tampered_with_is_refused_by_name_and_the_one_before_it_used(case, tmp_path):
     tamper, reason = TAMPERED[case]
     for i in (1, 2, 3):
         save(tmp_path, i, writer(i), keep=3)
@@ -244,7 +245,7 @@ def test_what_was_tampered_with_is_refused_by_name_and_the_one_before_it_used(ca
     assert newest_whole(tmp_path) == (whole, [])
 
 
-def test_numbers_of_checkpoints_are_compared_as_numbers(tmp_path: Path) -> None:
+def test_numbers_of_checkpoints_are_compared_as_numbers(tmp_path):
     save(tmp_path, 3, writer(3), keep=3)
     save(tmp_path, 100_000_001, writer(4), keep=3)
     shutil.copytree(tmp_path / "00000003", tmp_path / "9")
@@ -257,7 +258,7 @@ def test_numbers_of_checkpoints_are_compared_as_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keep", [1, 2, 5])
-def test_the_newest_k_are_kept(keep: int, tmp_path: Path) -> None:
+def test_the_newest_k_are_kept(keep, tmp_path):
     for i in (7, 99, 100, 12345):
         save(tmp_path, i, writer(i), keep=keep)
     kept = sorted(p.name for p in tmp_path.iterdir())
@@ -268,24 +269,29 @@ def errno_of(number: int) -> OSError:
     return OSError(number, os.strerror(number), "somewhere")
 
 
-REASONS: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "full": (lambda _: (_ for _ in ()).throw(errno_of(errno.ENOSPC)), "disk is full; free space and start the same"),
-    "quota": (lambda _: (_ for _ in ()).throw(errno_of(errno.EDQUOT)), "disk is full"),
-    "read-only": (lambda _: (_ for _ in ()).throw(errno_of(errno.EROFS)), "make it readable and writable"),
-    "forbidden": (lambda _: (_ for _ in ()).throw(errno_of(errno.EACCES)), "make it readable and writable"),
-}
+IS_FULL = "writing checkpoint 00000002: .*disk is full"
+IS_CLOSED = "writing checkpoint 00000002: .*make it readable and writable"
 
 
-@pytest.mark.parametrize("case", list(REASONS))
-def test_a_disk_that_takes_no_more_is_a_run_error_and_nothing_is_lost(case: str, tmp_path: Path) -> None:
-    fail, remedy = REASONS[case]
+@pytest.mark.parametrize(
+    ("error", "raised", "said"),
+    [
+        (errno_of(errno.ENOSPC), RunError, f"{IS_FULL}; free space and start the same"),
+        (errno_of(errno.EDQUOT), RunError, IS_FULL),
+        (errno_of(errno.EROFS), RunError, IS_CLOSED),
+        (errno_of(errno.EACCES), RunError, IS_CLOSED),
+        (ZeroDivisionError("of the writer itself"), ZeroDivisionError, "of the writer"),
+    ],
+    ids=str,
+)
+def test_an_error_of_the_disk_is_a_run_error_and_after_any_error_nothing_is_lost(error, raised, said, tmp_path):
     save(tmp_path, 1, writer(1), keep=1)
 
-    def write(folder: Path) -> None:
+    def write(folder):
         writer(2)(folder)
-        fail(folder)
+        raise error
 
-    with pytest.raises(RunError, match=f"writing checkpoint 00000002: .*{remedy}"):
+    with pytest.raises(raised, match=said):
         save(tmp_path, 2, write, keep=1)
     assert [p.name for p in tmp_path.iterdir()] == ["00000001"]
     assert holds(newest_whole(tmp_path)[0], 1)
@@ -293,9 +299,7 @@ def test_a_disk_that_takes_no_more_is_a_run_error_and_nothing_is_lost(case: str,
 
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("operation", ["rename", "fsync", "open", "mkdir"])
-def test_a_disk_that_fills_at_any_operation_loses_nothing(
-    again: bool, operation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_fills_at_any_operation_loses_nothing(again, operation, tmp_path, monkeypatch):
     number = 2 if again else 3
     original = getattr(os, operation)
     two_before(tmp_path / "before")
@@ -304,7 +308,7 @@ def test_a_disk_that_fills_at_any_operation_loses_nothing(
         shutil.copytree(tmp_path / "before", root)
         left = [fail_at]
 
-        def failing(*args: Any, left: list[int] = left, **options: Any) -> Any:
+        def failing(*args, left=left, **options):
             left[0] -= 1
             if left[0] == -1:
                 raise errno_of(errno.ENOSPC)
@@ -331,19 +335,7 @@ def test_a_disk_that_fills_at_any_operation_loses_nothing(
     raise AssertionError("the operation kept failing")
 
 
-def test_an_error_of_the_writer_passes_and_leaves_nothing(tmp_path: Path) -> None:
-    save(tmp_path, 1, writer(1), keep=1)
-
-    def write(folder: Path) -> None:
-        writer(2)(folder)
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        save(tmp_path, 2, write, keep=1)
-    assert [p.name for p in tmp_path.iterdir()] == ["00000001"]
-
-
-def test_what_other_killed_saves_left_is_swept(tmp_path: Path) -> None:
+def test_what_other_killed_saves_left_is_swept(tmp_path):
     (tmp_path / f"{PARTIAL}00000009").mkdir(parents=True)
     (tmp_path / f"{PARTIAL}00000009" / "half").write_text("half")
     save(tmp_path, 1, writer(1), keep=1)
@@ -376,7 +368,7 @@ UNREADABLE: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize("case", list(UNREADABLE))
-def test_what_may_be_whole_is_no_damage_and_nothing_older_is_used(case: str, tmp_path: Path) -> None:
+def test_what_may_be_whole_is_no_damage_and_nothing_older_is_used(case, tmp_path):
     spoil, reason = UNREADABLE[case]
     for i in (1, 2, 3):
         save(tmp_path, i, writer(i), keep=3)
@@ -391,7 +383,7 @@ def test_what_may_be_whole_is_no_damage_and_nothing_older_is_used(case: str, tmp
     assert newest_whole(tmp_path) == (tmp_path / "00000002", [])
 
 
-def test_files_behind_links_are_as_good_as_others(tmp_path: Path) -> None:
+def test_files_behind_links_are_as_good_as_others(tmp_path):
     whole = saved(tmp_path / "root", 1, 1, keep=1)
     for name in ("model", "state.json"):
         (whole / name).rename(tmp_path / name)
@@ -399,7 +391,7 @@ def test_files_behind_links_are_as_good_as_others(tmp_path: Path) -> None:
     assert newest_whole(tmp_path / "root") == (whole, [])
 
 
-def test_with_none_whole_all_are_named_with_their_reasons_and_none_is_deleted(tmp_path: Path) -> None:
+def test_with_none_whole_all_are_named_with_their_reasons_and_none_is_deleted(tmp_path):
     assert newest_whole(tmp_path / "nowhere") == (None, [])
     for i in (1, 2, 3):
         save(tmp_path, i, writer(i), keep=3)
@@ -420,7 +412,7 @@ def test_with_none_whole_all_are_named_with_their_reasons_and_none_is_deleted(tm
 
 
 @pytest.mark.parametrize("target", ["nowhere", "checkpoints", ERRS])
-def test_a_folder_of_checkpoints_that_cannot_be_seen_is_not_an_empty_one(target: str, tmp_path: Path) -> None:
+def test_a_folder_of_checkpoints_that_cannot_be_seen_is_not_an_empty_one(target, tmp_path):
     (tmp_path / "checkpoints").symlink_to(target)
     with pytest.raises(CheckpointError, match=r"checkpoints cannot be read .*mount its disk"):
         newest_whole(tmp_path / "checkpoints")

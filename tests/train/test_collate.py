@@ -34,7 +34,7 @@ LENGTHS = st.lists(st.integers(1, 50), max_size=40)
 @pytest.mark.run
 @settings(max_examples=200)
 @given(LENGTHS, st.integers(1, 200))
-def test_micro_batches_hold_every_row_once_within_the_budget_longest_first(lengths: list[int], budget: int) -> None:
+def test_micro_batches_hold_every_row_once_within_the_budget_longest_first(lengths, budget):
     found = micro_batches(lengths, budget)
     rows = [i for piece in found for i in piece]
     assert sorted(rows) == list(range(len(lengths)))
@@ -48,7 +48,7 @@ def test_micro_batches_hold_every_row_once_within_the_budget_longest_first(lengt
         assert no_room or would_pad
 
 
-def test_answers_of_very_different_length_are_padded_little() -> None:
+def test_answers_of_very_different_length_are_padded_little():
     rng = random.Random(0)
     lengths = [6 + min(64, 1 + int(rng.expovariate(1 / 16))) for _ in range(256)]
     found = micro_batches(lengths, 4608)
@@ -57,43 +57,18 @@ def test_answers_of_very_different_length_are_padded_little() -> None:
     assert len(found) <= 8
 
 
-def test_equal_lengths_keep_their_order() -> None:
+def test_equal_lengths_keep_their_order():
     assert micro_batches([3, 5, 3, 5, 3], 10) == [[1, 3], [0, 2, 4]]
 
 
-@settings(max_examples=40)
-@given(st.integers(1, 4), st.integers(2, 5), st.integers(0, 10_000))
-def test_a_batch_reads_back_as_its_rollouts(num: int, size: int, seed: int) -> None:
-    groups = groups_of(num, size, seed)
-    batch = collate(groups, pad_id=7)
-    members = [(g, m) for g, group in enumerate(groups) for m in group.members if m.reward is not None]
-    assert len(batch.rewards) == len(members)
-    longest = max(len(m.rollout.prompt_ids) + len(m.rollout.response_ids) for _, m in members)
-    assert batch.input_ids.shape[1] == longest
-    for i, (g, m) in enumerate(members):
-        r, n = m.rollout, len(m.rollout.prompt_ids)
-        end = n + len(r.response_ids)
-        assert batch.input_ids[i].tolist() == [*r.prompt_ids, *r.response_ids, *[7] * (longest - end)]
-        assert batch.attention_mask[i].tolist() == [1] * end + [0] * (longest - end)
-        assert batch.response_mask[i].tolist() == [0.0] * n + [1.0] * (end - n) + [0.0] * (longest - end)
-        logprobs = torch.tensor([0.0] * n + list(r.logprobs) + [0.0] * (longest - end), dtype=torch.float32)
-        assert torch.equal(batch.rollout_logprobs[i], logprobs)
-        assert float(batch.rewards[i]) == m.reward
-        assert int(batch.group_ids[i]) == g
-        assert bool(batch.truncated[i]) == (r.finish_reason == "length")
-        assert int(batch.extras["policy_version"][i]) == r.policy_version
-    assert batch.input_ids.dtype == batch.attention_mask.dtype == torch.int64
-    assert batch.response_mask.dtype == torch.float32
-
-
-def test_a_member_without_reward_is_left_out_and_a_group_of_none_keeps_its_number() -> None:
+def test_a_member_without_reward_is_left_out_and_a_group_of_none_keeps_its_number():
     groups = groups_of(3, 3, lost=False)
     none = tuple(dataclasses.replace(m, reward=None) for m in groups[1].members)
     batch = collate([groups[0], dataclasses.replace(groups[1], members=none), groups[2]], 0)
     assert batch.group_ids.tolist() == [0, 0, 0, 2, 2, 2]
 
 
-def test_nothing_to_train_on_is_an_error() -> None:
+def test_nothing_to_train_on_is_an_error():
     empty = Group(Prompt("p", "?", "exact", "x"), ())
     with pytest.raises(ValueError, match="nothing to train on"):
         collate([empty], 0)
@@ -101,7 +76,7 @@ def test_nothing_to_train_on_is_an_error() -> None:
 
 @settings(max_examples=40)
 @given(st.data())
-def test_rows_of_are_those_rows_without_common_padding(data: st.DataObject) -> None:
+def test_rows_of_are_those_rows_without_common_padding(data):
     batch = collate(groups_of(3, 4, data.draw(st.integers(0, 999))), 0)
     batch = dataclasses.replace(batch, extras={**batch.extras, "values": torch.rand(batch.input_ids.shape)})
     total = len(batch.rewards)
@@ -118,11 +93,11 @@ def test_rows_of_are_those_rows_without_common_padding(data: st.DataObject) -> N
     assert torch.equal(part.extras["policy_version"], batch.extras["policy_version"][rows])
 
 
-def test_padded_ids_are_padded_on_the_right() -> None:
+def test_padded_ids_are_padded_on_the_right():
     assert padded_ids([[1, 2, 3], [4]], 9).tolist() == [[1, 2, 3], [4, 9, 9]]
 
 
-def test_a_response_without_all_of_its_logprobs_is_refused() -> None:
+def test_a_response_without_all_of_its_logprobs_is_refused():
     group = groups_of(1, 2)[0]
     short = dataclasses.replace(group.members[0].rollout, logprobs=(-1.0,) * 30)
     members = (dataclasses.replace(group.members[0], rollout=short), *group.members[1:])
@@ -130,7 +105,7 @@ def test_a_response_without_all_of_its_logprobs_is_refused() -> None:
         collate([dataclasses.replace(group, members=members)], 0)
 
 
-def test_rewards_that_differ_by_little_beside_their_size_stay_apart() -> None:
+def test_rewards_that_differ_by_little_beside_their_size_stay_apart():
     (group,) = groups_of(1, 2)
     members = [dataclasses.replace(m, reward=1e6 + 0.01 * i) for i, m in enumerate(group.members)]
     rewards = collate([dataclasses.replace(group, members=tuple(members))], 0, "cpu").rewards
@@ -138,9 +113,7 @@ def test_rewards_that_differ_by_little_beside_their_size_stay_apart() -> None:
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=40), st.integers(1, 200), st.integers(1, 5))
-def test_every_row_is_dealt_once_and_all_ranks_have_as_many_micro_batches(
-    lengths: list[int], budget: int, size: int
-) -> None:
+def test_every_row_is_dealt_once_and_all_ranks_have_as_many_micro_batches(lengths, budget, size):
     hands = [rank_micro_batches(lengths, budget, rank, size) for rank in range(size)]
     assert sorted(i for pieces, _ in hands for piece in pieces for i in piece) == list(range(len(lengths)))
     assert len({len(pieces) + idle for pieces, idle in hands}) == 1
@@ -149,12 +122,12 @@ def test_every_row_is_dealt_once_and_all_ranks_have_as_many_micro_batches(
     assert max(loads) - min(loads) <= max(lengths), "the last row that the fullest rank took went to the emptiest"
 
 
-def test_one_rank_has_the_micro_batches_of_a_single_process() -> None:
+def test_one_rank_has_the_micro_batches_of_a_single_process():
     lengths = [3, 9, 4, 9, 1, 7]
     assert rank_micro_batches(lengths, 12, 0, 1) == (micro_batches(lengths, 12), 0)
 
 
-def test_an_idle_micro_batch_trains_on_nothing() -> None:
+def test_an_idle_micro_batch_trains_on_nothing():
     batch = collate(groups_of(), 0)
     idle = idle_micro_batch(batch)
     assert idle.input_ids.shape[0] == 1
@@ -166,7 +139,7 @@ def prompts(names: str) -> list[Prompt]:
     return [Prompt(n, "?", "exact", "x") for n in names]
 
 
-def test_a_prompt_that_comes_twice_goes_to_one_rank_both_times() -> None:
+def test_a_prompt_that_comes_twice_goes_to_one_rank_both_times():
     everything = prompts("abcadb")
     shares = [share_of(Ranks(r, 2), everything) for r in (0, 1)]
     assert ["".join(p.id for p in s.prompts) for s in shares] == ["aca", "bdb"]
@@ -175,18 +148,18 @@ def test_a_prompt_that_comes_twice_goes_to_one_rank_both_times() -> None:
     assert share_of(ALONE, everything).prompts == everything
 
 
-def test_some_ranks_have_no_prompt_where_there_are_more_ranks() -> None:
+def test_some_ranks_have_no_prompt_where_there_are_more_ranks():
     assert [len(share_of(Ranks(r, 3), prompts("ab")).prompts) for r in range(3)] == [1, 1, 0]
 
 
-def test_tallies_add_but_for_the_time_that_went_by_beside() -> None:
+def test_tallies_add_but_for_the_time_that_went_by_beside():
     found = sum_of_tallies(
         [GradingTally({"graded": 2}, 1, 3.0, 2.0), GradingTally({"graded": 1, "timeout": 4}, 0, 1.0, 5.0)]
     )
     assert found == GradingTally({"graded": 3, "timeout": 4}, 1, 4.0, 5.0)
 
 
-def test_alone_everything_stays_as_it_is() -> None:
+def test_alone_everything_stays_as_it_is():
     values = torch.arange(3.0)
     assert ALONE.all_reduce(values) is values
     assert ALONE.gather("x") == ["x"]
@@ -195,14 +168,14 @@ def test_alone_everything_stays_as_it_is() -> None:
     assert not ALONE.any(False)
 
 
-def test_a_place_outside_the_group_is_refused() -> None:
+def test_a_place_outside_the_group_is_refused():
     assert ranks_of_environment({"RANK": "1", "WORLD_SIZE": "2"}) == Ranks(1, 2)
     assert ranks_of_environment({}) == ALONE
     with pytest.raises(RunError, match="RANK=2 is not among WORLD_SIZE=2"):
         ranks_of_environment({"RANK": "2", "WORLD_SIZE": "2"})
 
 
-def test_a_gpu_that_is_full_is_not_taken_for_a_rank_that_does_not_answer() -> None:
+def test_a_gpu_that_is_full_is_not_taken_for_a_rank_that_does_not_answer():
     with pytest.raises(torch.OutOfMemoryError, match="tried to allocate 2 GiB"), collective_errors():
         raise torch.OutOfMemoryError("tried to allocate 2 GiB")
     with pytest.raises(RunError, match="gets no answer from the others"), collective_errors():

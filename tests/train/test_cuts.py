@@ -1,8 +1,14 @@
-"""Every objective, however rows are cut, packed and computed once, is that of each row alone, padded: a table."""
+"""Every objective, in tables: however rows are cut, packed and computed once, it is that of each row alone, padded; and
+what is not finite is refused.
+"""
 
 from __future__ import annotations
 
+import math
+import re
+from array import array
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any, Literal
 
@@ -11,7 +17,7 @@ import torch
 
 from tests.models.families import tiny, with_exact_norms
 from tests.oracles.varlen import varlen_attn
-from tests.train import test_episodes, test_preference, test_reward_model, test_texts
+from tests.train import sampled, test_episodes, test_preference, test_reward_model, test_texts
 from tests.train.batches import (
     OPTIMIZER,
     finite,
@@ -19,21 +25,25 @@ from tests.train.batches import (
     longer,
     parts_of,
     policy,
-    recorded_step,
     settings_of,
     stale,
+    trained_of,
+    watched,
     without_tree,
 )
 from tests.train.episodes import episodes_of, forked
-from tests.train.test_distillation import OBJECTIVES, rows_of, settings
+from tests.train.test_distillation import OBJECTIVES, rows_of, settings, term_of
 from verizero.pipeline.config.sections import TrainConfig
+from verizero.pipeline.errors import NonFiniteError
 from verizero.pipeline.models import runs, varlen
 from verizero.pipeline.models.lora import Adapted
 from verizero.pipeline.models.runs import packed_width
 from verizero.pipeline.preferences.base import load_preference
 from verizero.pipeline.registry import names
-from verizero.pipeline.train import trees
+from verizero.pipeline.train import step, trees
 from verizero.pipeline.train.backend import Backend
+from verizero.pipeline.train.collate import collate
+from verizero.pipeline.train.critic import Critic
 from verizero.pipeline.train.distillation import ModelTeacher, distill_update
 from verizero.pipeline.train.preference import preference_update
 from verizero.pipeline.train.step import update
@@ -45,15 +55,15 @@ Solved = tuple[dict[str, float], list[torch.Tensor]]
 """Metrics, and the gradient of each optimiser step."""
 Objective = Callable[[Packing, int], Solved]
 ALONE: tuple[Packing, int] = ("off", 1)
-LAYOUTS: list[tuple[Packing, int]] = [("off", 40), ("off", 10_000), ("on", 1), ("on", 60), ("auto", 10_000)]
-TWO: list[tuple[Packing, int]] = [("off", 40), ("auto", 60)]
+LAYOUTS: list[tuple[Packing, int]] = [("off", 40), ("off", 10_000), ("on", 60), ("auto", 10_000)]
+CUT_TREE: tuple[Packing, int] = ("auto", 60)
 
 
 def rl(algorithm: str, groups: Callable[[], list[Group]] = forked, **params: Any) -> Objective:
-    """An update; "lora" trains adapters."""
+    """An update; "lora" trains adapters, and "term" gives a term of distillation."""
 
     def solved(packing: Packing, tokens: int) -> Solved:
-        own = {k: v for k, v in params.items() if k != "lora"}
+        own = {k: v for k, v in params.items() if k not in ("lora", "term")}
         parts, model = parts_of(algorithm, **own), with_exact_norms(policy())
         adapted = Adapted(model, 2, 4.0, (), 7) if params.get("lora") else None
         backend = Backend(model, TrainConfig(packing=packing, micro_batch_tokens=tokens), adapted=adapted)
@@ -61,23 +71,45 @@ def rl(algorithm: str, groups: Callable[[], list[Group]] = forked, **params: Any
         backend.refresh_reference()
         if parts.critic is not None:
             backend.start_critic(parts.critic.shared, OPTIMIZER, 10)
-        how = settings_of(parts, tokens, step=60)
+        term = params["term"](groups(), tokens) if "term" in params else None
+        how = settings_of(parts, tokens, step=60, distillation=term)
         return watched(backend, lambda: update(backend, parts, groups(), how))
 
     return solved
 
 
-def watched(backend: Backend, act: Callable[[], dict[str, float]]) -> Solved:
-    gradients: list[torch.Tensor] = []
-    for own in (backend, backend.critic):
-        if own is not None:
-            own.step = recorded_step(own, gradients)  # type: ignore[method-assign]
-    return act(), gradients
+def experts() -> Any:
+    return with_exact_norms(sampled.model_of("qwen3_moe", torch.float64))
+
+
+@cache
+def recorded() -> list[Group]:
+    """Responses with kept sets and routes; a prompt's first token has other experts in one row."""
+    how = sampled.Sampling(sampled.MAX, 0.8, 0.8, 6, max_kept=9, keep_routing=True)
+    first, *others = sampled.groups_of(experts(), how)
+    return [rerouted(first), *others]
+
+
+def rerouted(group: Group) -> Group:
+    first, *others = group.members
+    routing = first.rollout.routing
+    chosen = array("h", routing.experts)
+    for i in range(routing.layers * routing.top_k):
+        chosen[i] = (chosen[i] + 1) % 6
+    rollout = replace(first.rollout, routing=replace(routing, experts=chosen.tobytes()))
+    return replace(group, members=(replace(first, rollout=rollout), *others))
+
+
+def of_experts(packing: Packing, tokens: int) -> Solved:
+    backend, parts = Backend(experts(), TrainConfig(packing=packing)), parts_of("deepseek_v32", num_minibatches=2)
+    backend.start(OPTIMIZER, 10)
+    backend.refresh_reference()
+    return watched(backend, lambda: update(backend, parts, recorded(), settings_of(parts, tokens)))
 
 
 def pairs(name: str, params: dict[str, Any]) -> Objective:
     def solved(packing: Packing, tokens: int) -> Solved:
-        backend = test_preference.backend_of(packing=packing)  # type: ignore[arg-type]
+        backend = test_preference.backend_of(packing=packing)
         rows = test_preference.rows_of(labels=test_preference.is_of_labels(name))
         batch = test_preference.batch_of(test_preference.with_shared_prompts(rows))
         loss, at = load_preference(name, params), test_preference.settings(tokens)
@@ -114,8 +146,7 @@ def reward_model(batch: list[Any]) -> Objective:
         with_exact_norms(model.model)  # a copy of the policy's blocks
         torch.manual_seed(1)
         torch.nn.init.normal_(model.model.score.weight)
-        metrics = model.update(batch)
-        return metrics, [p.detach().clone() for p in model.model.parameters()]
+        return watched(model, lambda: model.update(batch))
 
     return solved
 
@@ -133,6 +164,8 @@ FEW: dict[str, Objective] = {
     "short prompts": rl("gspo", lambda: groups_of(4), num_minibatches=2),
     "LoRA": rl("grpo", lambda: longer(groups_of(3)), kl_coef=0.05, lora=True),
     "critic": rl("ppo", lambda: longer(groups_of(3)), **EPOCHS),
+    "records": of_experts,
+    "a term": rl("grpo", lambda: longer(groups_of(3)), kl_coef=0.1, term=term_of, **EPOCHS),
     "shared critic": rl("ppo", critic_shared=True, kl_coef=0.1),
     "episodes": rl("grpo", lambda: episodes_of(3, 4), num_minibatches=2),
     "pairs": pairs("dpo", {}),
@@ -160,7 +193,7 @@ MANY: dict[str, Objective] = {
 
 
 @pytest.fixture(autouse=True)
-def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_runs(monkeypatch):
     """Runs are shared however short they are."""
     monkeypatch.setattr(trees, "MIN_SAVED_TOKENS", 1)
 
@@ -174,8 +207,8 @@ def check(name: str, layout: tuple[Packing, int]) -> None:
     metrics, gradients = {**FEW, **MANY}[name](*layout)
     wanted, others = alone(name)
     assert finite(metrics)
-    # Values of a critic of its own are float32, and so are lengths of responses with steps.
-    near = 1e-6 if name in ("critic", "ppo", "vapo") else 1e-12
+    # In float32 are the values of a critic of its own, the weights of experts, and lengths of responses with steps.
+    near = 1e-6 if name in ("critic", "ppo", "vapo", "records") else 1e-12
     of_metrics = 1e-6 if near == 1e-6 or "steps" in name else 1e-8
     assert without_tree(metrics) == pytest.approx(without_tree(wanted), rel=of_metrics, abs=of_metrics)
     assert len(gradients) == len(others) > 0
@@ -186,21 +219,78 @@ def check(name: str, layout: tuple[Packing, int]) -> None:
 @pytest.mark.run
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("name", FEW)
-def test_each_layout_is_each_row_alone(name: str, layout: tuple[Packing, int]) -> None:
+def test_each_layout_is_each_row_alone(name, layout):
     check(name, layout)
 
 
 @pytest.mark.run
 @pytest.mark.parametrize("name", FEW)
-def test_the_kernel_of_a_gpu_is_each_row_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the slow double of torch's kernel, in the widths of a GPU."""
+def test_in_the_widths_of_a_gpu_it_is_each_row_alone(name, monkeypatch):
+    """Packed, by the slow double of torch's kernel, and padded."""
     monkeypatch.setattr(varlen, "kernel_for", lambda *_: varlen_attn)
     monkeypatch.setattr(runs, "packed_width", lambda n, most, device: packed_width(n, most, "cuda"))
+    monkeypatch.setattr(runs, "forward_width", lambda n, device: -(-n // 8) * 8)
     check(name, ("on", 60))
+    check(name, ("off", 40))
 
 
 @pytest.mark.run
 @pytest.mark.parametrize("name", MANY)
-def test_each_objective_is_that_of_each_row_alone(name: str) -> None:
-    for layout in TWO:
-        check(name, layout)
+def test_each_objective_is_that_of_each_row_alone(name):
+    check(name, CUT_TREE)
+
+
+@pytest.mark.run
+@pytest.mark.parametrize("where", ["loss", "gradient", "critic"])
+@pytest.mark.parametrize("name", FEW)
+def test_what_is_not_finite_is_refused_and_changes_nothing(name, where, monkeypatch):
+    if where == "critic" and "critic" not in name:
+        pytest.skip("it has no critic")
+
+    def refused(own, act):
+        every = trained_of(own)
+        weights = [p for trained in every for p in trained.model.parameters()]
+        before = [p.detach().clone() for p in weights]
+        if where == "loss":
+            every[0].model.base_model.norm.register_forward_hook(lambda _, __, out: out * math.nan)
+        else:
+            moved = next(p for p in every[where == "critic"].model.parameters() if p.requires_grad)
+            moved.register_hook(lambda g: g * math.inf)
+        said = {"loss": "loss|divergence", "gradient": "gradient norm", "critic": "critic"}[where]
+        with pytest.raises(NonFiniteError, match=rf"({said}).*refused"):
+            act()
+        assert all(torch.equal(p, old) for p, old in zip(weights, before, strict=True))
+        # Of texts, the stage drops the gradient: `next_token_update`.
+        assert all(p.grad is None for p in weights) or (name, where) == ("texts", "loss")
+        return {}, []
+
+    monkeypatch.setattr(f"{__name__}.watched", refused)
+    {**FEW, **MANY}[name](*ALONE)
+
+
+@pytest.mark.run
+@pytest.mark.parametrize("name", [n for n in (*FEW, *MANY) if not re.match("pairs|texts|distil|a reward", n)])
+def test_what_does_not_train_is_inert(name, monkeypatch):
+    """Log-probs, entropies and values that are no number, where nothing trains, change no bit."""
+
+    def spoiled(values, where):
+        return None if values is None else torch.where(where, values, torch.full_like(values, math.nan))
+
+    def logprobs(self, ids, where, *more, plain=Backend.logprobs, **named):
+        own, entropy = plain(self, ids, where, *more, **named)
+        return spoiled(own, where), spoiled(entropy, where)
+
+    def values(self, ids, where, *more, plain=Critic.values):
+        return spoiled(plain(self, ids, where, *more), where)
+
+    def collated(*arguments):
+        batch = collate(*arguments)
+        return replace(batch, rollout_logprobs=spoiled(batch.rollout_logprobs, batch.response_mask > 0))
+
+    wanted, gradients = alone(name)
+    monkeypatch.setattr(Backend, "logprobs", logprobs)
+    monkeypatch.setattr(Critic, "values", values)
+    monkeypatch.setattr(step, "collate", collated)
+    found, others = {**FEW, **MANY}[name](*ALONE)
+    assert found == wanted
+    assert all(map(torch.equal, gradients, others))

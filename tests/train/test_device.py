@@ -11,13 +11,11 @@ import torch
 from tests.train.batches import (
     OPTIMIZER,
     backend_of,
-    distance,
     groups_of,
     head_of,
     parts_of,
     policy,
     settings_of,
-    weights,
 )
 from verizero.pipeline.config.sections import TrainConfig
 from verizero.pipeline.errors import ConfigError, RunError
@@ -40,13 +38,11 @@ from verizero.pipeline.train.step import update
         ({}, 4, 1, 0),
     ],
 )
-def test_a_rank_takes_its_place_among_the_gpus_that_it_sees(
-    environment: dict[str, str], size: int, seen: int, wanted: int
-) -> None:
+def test_a_rank_takes_its_place_among_the_gpus_that_it_sees(environment, size, seen, wanted):
     assert device_index(size, seen, environment) == wanted
 
 
-def test_ranks_that_would_share_a_gpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_would_share_a_gpu_are_refused(monkeypatch):
     with pytest.raises(RunError, match="WORLD_SIZE=2 and 8 GPUs are seen, but LOCAL_RANK is not set"):
         device_index(2, 8, {})
     with pytest.raises(
@@ -55,7 +51,7 @@ def test_ranks_that_would_share_a_gpu_are_refused(monkeypatch: pytest.MonkeyPatc
         use_own_gpu(4, "cuda:1")
 
 
-def test_the_libraries_are_told_the_same_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_libraries_are_told_the_same_gpu(monkeypatch):
     taken: list[int] = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
@@ -68,7 +64,7 @@ def test_the_libraries_are_told_the_same_gpu(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("device", "wanted"), [("cpu", "gloo"), ("cuda", "cpu:gloo,cuda:nccl"), ("cuda:1", "cpu:gloo,cuda:nccl")]
 )
-def test_gradients_of_gpus_go_over_nccl_and_messages_over_gloo(device: str, wanted: str) -> None:
+def test_gradients_of_gpus_go_over_nccl_and_messages_over_gloo(device, wanted):
     assert collectives(device) == wanted
 
 
@@ -87,9 +83,7 @@ def switches() -> tuple[Any, ...]:
 @pytest.mark.parametrize(
     ("deterministic", "within"), [(True, (True, True, False, False, True, "1", ":4096:8")), (False, None)]
 )
-def test_switches_are_set_for_a_gpu_alone_and_restored(
-    deterministic: bool, within: tuple[Any, ...] | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_switches_are_set_for_a_gpu_alone_and_restored(deterministic, within, monkeypatch):
     monkeypatch.delenv(CUDNN_LAST, raising=False)
     monkeypatch.delenv(WORKSPACE, raising=False)
     before, config = switches(), TrainConfig(deterministic=deterministic)
@@ -103,7 +97,7 @@ def test_switches_are_set_for_a_gpu_alone_and_restored(
     assert switches() == before
 
 
-def test_a_choice_of_the_user_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_choice_of_the_user_stays(monkeypatch):
     monkeypatch.setenv(CUDNN_LAST, "0")
     monkeypatch.setenv(WORKSPACE, ":16:8")
     with switched(TrainConfig(), "cuda"):
@@ -112,7 +106,7 @@ def test_a_choice_of_the_user_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TestBackward:
-    def test_it_is_strict_where_a_gpus_kernels_are_deterministic(self) -> None:
+    def test_it_is_strict_where_a_gpus_kernels_are_deterministic(self):
         """Torch takes attention's repeatable backward only in strict mode; a forward pass stays lenient."""
         before = switches()
         with switched(TrainConfig(), "cuda"):
@@ -129,7 +123,7 @@ class TestBackward:
             assert switches() == before
 
     @pytest.mark.parametrize("name", ["grpo", "ppo"])
-    def test_the_policy_and_its_critic_learn_within_it(self, name: str) -> None:
+    def test_the_policy_and_its_critic_learn_within_it(self, name):
         parts, backend = parts_of(name), backend_of()
         if parts.critic is not None:
             backend.start_critic(parts.critic.shared, OPTIMIZER, 10)
@@ -142,7 +136,7 @@ class TestBackward:
         assert len(seen) >= len(learners)
         assert not any(seen)
 
-    def test_each_forward_gives_a_thread_that_decodes_its_turn(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_each_forward_gives_a_thread_that_decodes_its_turn(self, monkeypatch):
         """`models/strictness.py` has the turns; within a backward pass there is none."""
         parts, turns = parts_of("grpo"), list[tuple[Any, ...]]()
         monkeypatch.setattr("verizero.pipeline.train.backend.give_way", lambda: turns.append(switches()[:2]))
@@ -151,7 +145,7 @@ class TestBackward:
         assert len(turns) > 3
         assert set(turns) == {(True, True)}
 
-    def test_a_forward_that_is_computed_again_within_it_is_as_lenient_as_the_first(self) -> None:
+    def test_a_forward_that_is_computed_again_within_it_is_as_lenient_as_the_first(self):
         backend, parts = Backend(policy(), config=TrainConfig(gradient_checkpointing=True)), parts_of("grpo")
         backend.start(OPTIMIZER, 10)
         backend.refresh_reference()
@@ -167,7 +161,7 @@ class TestBackward:
         assert set(seen) == {(False, True), (True, True)}, "before a backward pass and within it"
 
 
-def test_few_widths_on_a_gpu_and_the_rows_own_on_the_cpu() -> None:
+def test_few_widths_on_a_gpu_and_the_rows_own_on_the_cpu():
     found = {n: padded_width(n, "cuda") for n in range(1, 1000)}
     assert len(set(found.values())) == 17
     assert all(n <= w < n + 64 and w % 64 == 1 for n, w in found.items())
@@ -175,25 +169,12 @@ def test_few_widths_on_a_gpu_and_the_rows_own_on_the_cpu() -> None:
     assert [forward_width(n, "cuda") for n in (1, 64, 65)] == [64, 64, 128]
 
 
-@pytest.mark.parametrize("name", ["grpo", "ppo"])
-def test_wider_rows_train_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU: the same update, in micro-batches that hold no more tokens than they may."""
-    ends, shapes = [], []
-    for width in (None, 8):
-        if width is not None:
-            monkeypatch.setattr(runs, "forward_width", lambda n, device: -(-n // 8) * 8)
-        backend, parts = backend_of(), parts_of(name)
-        backend.train_config = TrainConfig(packing="off")
-        if parts.critic is not None:
-            backend.start_critic(True, backend.policy.config, 10)  # type: ignore[arg-type]
-        seen = update(backend, parts, groups_of(), settings_of(parts, 60))
-        micros = micros_of(collate(groups_of(), 0), range(15), 60)
-        shapes.append([tuple(m.input_ids.shape) for _, m, _ in micros])
-        ends.append((weights(backend), seen))
-    assert distance(ends[0][0], ends[1][0]) < 1e-12
-    assert ends[0][1] == pytest.approx(ends[1][1], rel=1e-9, abs=1e-12)
-    assert {w for _, w in shapes[1]} == {9, 17}
-    assert all(rows * w <= 60 or rows == 1 for rows, w in shapes[1])
+def test_micro_batches_of_wider_rows_hold_no_more_tokens_than_they_may(monkeypatch):
+    """`test_cuts.py` has that they train alike."""
+    monkeypatch.setattr(runs, "forward_width", lambda n, device: -(-n // 8) * 8)
+    shapes = [tuple(m.input_ids.shape) for _, m, _ in micros_of(collate(groups_of(), 0), range(15), 60)]
+    assert {w for _, w in shapes} == {9, 17}
+    assert all(rows * w <= 60 or rows == 1 for rows, w in shapes)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +184,7 @@ def test_wider_rows_train_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> N
         (1, "cuda:1", r"train.device='cuda:1', but torch sees 1 GPU here, from cuda:0 on"),
     ],
 )
-def test_a_gpu_that_is_not_there_is_refused(num: int, asked: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_is_not_there_is_refused(num, asked, said, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: num > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num)
     with pytest.raises(ConfigError, match=said):

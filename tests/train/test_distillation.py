@@ -15,15 +15,26 @@ from torch import Tensor
 
 from tests.json_server import serving as serving_json
 from tests.models.families import VOCAB, tiny, with_exact_norms
-from tests.train.batches import OPTIMIZER, distance, frozen, policy, weights
+from tests.train.batches import (
+    OPTIMIZER,
+    distance,
+    frozen,
+    groups_of,
+    parts_of,
+    policy,
+    settings_of,
+    watched,
+    weights,
+)
 from verizero.pipeline.config.sections import TrainConfig
-from verizero.pipeline.errors import DataError, EngineError, NonFiniteError
+from verizero.pipeline.errors import DataError, EngineError
 from verizero.pipeline.models import runs
 from verizero.pipeline.models.forward import logits_at
 from verizero.pipeline.rl.distillation import compare
 from verizero.pipeline.rl.divergences import Objective
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.distillation import (
+    Distillation,
     DistillRow,
     DistillSettings,
     ModelTeacher,
@@ -34,6 +45,7 @@ from verizero.pipeline.train.distillation import (
     distill_update,
 )
 from verizero.pipeline.train.ranks import Ranks
+from verizero.pipeline.train.step import update
 
 Packing = Literal["auto", "off"]
 OBJECTIVES = [
@@ -96,7 +108,7 @@ def updated(
     return metrics, weights(backend)
 
 
-def test_either_forward_is_a_tree_that_a_micro_batch_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_either_forward_is_a_tree_that_a_micro_batch_holds(monkeypatch):
     """Each has its own: prompts of the teacher differ in rows that share the policy's, and the other way round."""
     first, other, end = (10,) * 20, (11,) * 20, (12, 2)
     alike = [DistillRow("a", first, first, (i, 2)) for i in range(3, 7)]
@@ -113,19 +125,19 @@ def test_either_forward_is_a_tree_that_a_micro_batch_holds(monkeypatch: pytest.M
     assert sum(sizes) < 1.25 * sum(r.longest for r in rows), "of both forwards"
 
 
-def test_a_teacher_that_cannot_be_packed_pads() -> None:
+def test_a_teacher_that_cannot_be_packed_pads():
     teachers = {name: ModelTeacher(tiny("gemma2 with softcapping", dtype=torch.float64)) for name in "ab"}
     seen = [updated(rows_of(), OBJECTIVES[0], 60, teachers, packing) for packing in ("auto", "off")]
     assert seen[0][0]["tree/ratio"] > 1.1
     assert distance(seen[0][1], seen[1][1]) < 1e-8  # the teacher's norms are in float32
 
 
-def test_the_loss_is_the_mean_over_the_tokens_of_both_teachers() -> None:
+def test_the_loss_is_the_mean_over_the_tokens_of_both_teachers():
     rows, objective = rows_of(), OBJECTIVES[0]
     metrics, _ = updated(rows, objective)
     total, tokens, by_teacher = 0.0, 0, {}
     for row in rows:
-        teacher = held()[row.teacher].model  # type: ignore[attr-defined]
+        teacher = held()[row.teacher].model
         each = [torch.tensor([[*p, *row.response_ids]]) for p in (row.prompt_ids, row.teacher_prompt_ids)]
         where = [torch.arange(x.shape[1])[None] >= x.shape[1] - len(row.response_ids) for x in each]
         mine, theirs = (logits_at(m, x, w) for m, x, w in zip((exact(), teacher), each, where, strict=True))
@@ -139,7 +151,7 @@ def test_the_loss_is_the_mean_over_the_tokens_of_both_teachers() -> None:
     assert (metrics["tokens/trained"], metrics["rows"]) == (tokens, len(rows))
 
 
-def test_stale_tokens_and_those_whose_weight_was_cut_are_counted() -> None:
+def test_stale_tokens_and_those_whose_weight_was_cut_are_counted():
     rows = [replace(r, rollout_logprobs=None) for r in rows_of()]
     objective = Objective(over="sampled", stale_weights="token", stale_cap=1.5)
     fresh, after = updated(rows, objective)
@@ -156,7 +168,7 @@ def test_stale_tokens_and_those_whose_weight_was_cut_are_counted() -> None:
     assert distance(after, others) > 1e-5
 
 
-def test_a_teacher_that_is_the_policy_leaves_it_as_it_is() -> None:
+def test_a_teacher_that_is_the_policy_leaves_it_as_it_is():
     rows = [replace(r, teacher_prompt_ids=r.prompt_ids) for r in rows_of(teachers="a")]
     for objective in OBJECTIVES:
         backend = backend_of()
@@ -166,7 +178,7 @@ def test_a_teacher_that_is_the_policy_leaves_it_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_its_own_teacher_is_the_reference_with_another_prompt(whole: bool) -> None:
+def test_its_own_teacher_is_the_reference_with_another_prompt(whole):
     backend, rows = backend_of(), rows_of(teachers="a")
     backend.reference = frozen(exact(50))
     own = {"a": ReferenceTeacher(backend, whole)}
@@ -177,7 +189,7 @@ def test_its_own_teacher_is_the_reference_with_another_prompt(whole: bool) -> No
 
 
 @pytest.mark.parametrize("objective", SERVABLE, ids=str)
-def test_a_server_teaches_what_its_model_would(objective: Objective) -> None:
+def test_a_server_teaches_what_its_model_would(objective):
     rows = rows_of(teachers="a")
     wanted, after = updated(rows, objective)
     with serving(Served(exact(50), refusals=2)) as served:
@@ -192,7 +204,7 @@ def test_a_server_teaches_what_its_model_would(objective: Objective) -> None:
     assert sorted(b["prompt"] for b in served.asked[2:])[0] in [[*r.teacher_prompt_ids, *r.response_ids] for r in rows]
 
 
-def test_what_a_server_cannot_give_is_said() -> None:
+def test_what_a_server_cannot_give_is_said():
     rows, objective = rows_of(teachers="a"), Objective(over="top_k", top_k=5)
     with serving(Served(exact(50), max_logprobs=4)) as served:
         server = Server(served.url, "big", retries=1, backoff_s=0.0)
@@ -205,16 +217,43 @@ def test_what_a_server_cannot_give_is_said() -> None:
         updated(rows, objective, teachers={"a": ServedTeacher(server, 5, VOCAB)})
 
 
-def test_a_loss_that_is_no_number_is_refused_and_the_policy_stays() -> None:
-    teacher = exact(50)
-    with torch.no_grad():
-        next(teacher.parameters()).fill_(float("nan"))
-    backend = backend_of()
-    before = weights(backend)
-    with pytest.raises(NonFiniteError, match="divergence to the teacher is nan"):
-        distill_update(backend, {"a": ModelTeacher(teacher)}, rows_of(teachers="a"), OBJECTIVES[0], settings())
-    assert distance(weights(backend), before) == 0.0
-    assert all(p.grad is None for p in backend.model.parameters())
+def term_of(groups, tokens=4096, coef=0.25):
+    """A term in an update of RL: a row for each response but every third, whose teacher reads another prompt."""
+    rng = random.Random(4)
+    rows = [
+        DistillRow("a", tuple(r.prompt_ids), tuple(rng.choices(range(2, VOCAB), k=6)), tuple(r.response_ids))
+        for r in (m.rollout for g in groups for m in g.members if m.reward is not None)
+    ]
+    rows = [None if i % 3 == 2 else row for i, row in enumerate(rows)]
+    objective, teachers = Objective("forward_kl", temperature=0.8), {"a": ModelTeacher(exact(50))}
+    return Distillation(coef, teachers, rows, objective, settings(tokens), {"distill/unhinted": 7.0})
+
+
+def test_a_term_adds_the_coefficient_times_its_gradient_to_that_of_the_algorithm():
+    def updated_with(term, **params):
+        backend, parts = backend_of(), parts_of("grpo", kl_coef=0.1, **params)
+        backend.reference = frozen(exact(100))
+        how = settings_of(parts, 4096, distillation=term)
+        return watched(backend, lambda: update(backend, parts, groups_of(), how))
+
+    term, backend = term_of(groups_of()), backend_of()
+    rows = [row for row in term.rows if row is not None]
+    (plain, (of_rewards,)), (metrics, (both,)) = updated_with(None), updated_with(term)
+    alone, (of_teacher,) = watched(
+        backend, lambda: distill_update(backend, term.teachers, rows, term.objective, term.settings)
+    )
+    torch.testing.assert_close(both, of_rewards + 0.25 * of_teacher, rtol=1e-10, atol=1e-13)
+    assert metrics["loss/distill"] == pytest.approx(0.25 * alone["loss"], rel=1e-12)
+    assert metrics["distill/kl"] == pytest.approx(alone["distill/kl"], rel=1e-12)
+    assert (metrics["distill/rows"], metrics["distill/tokens"]) == (alone["rows"], alone["tokens/trained"])
+    assert metrics["distill/unhinted"] == 7.0
+    same = plain.keys() - {"grad_norm", "update_norm"}
+    assert {name: metrics[name] for name in same} == pytest.approx({name: plain[name] for name in same}, rel=1e-9)
+    halves, _ = updated_with(term, num_minibatches=2)
+    assert halves["distill/rows"] == len(rows) / 2, "each minibatch has the term of its own rows"
+    without, (as_plain,) = updated_with(replace(term, rows=[None] * len(term.rows)))
+    assert torch.equal(as_plain, of_rewards)
+    assert (without["distill/rows"], "loss/distill" in without) == (0.0, False)
 
 
 class Served:

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from tests.models.families import VOCAB
-from tests.train.batches import backend_of
-from tests.train.episodes import END, context, episodes_of, rollout_of
+from tests.train.batches import backend_of, stale
+from tests.train.batches import groups_of as responses
+from tests.train.episodes import END, context, episodes_of, rollout_of, wrapped
 from tests.train.sampled import MAX, groups_of, model_of
 from verizero.pipeline.data.pairs import PairingConfig, pairs_of
 from verizero.pipeline.errors import DataError, EngineError
@@ -26,48 +27,51 @@ from verizero.pipeline.train.collate import collate, replay_of, rows_of, turn_ta
 from verizero.pipeline.types import Episode, Group, KeptTokens, Rollout, Routing, Turn
 
 
-def test_a_batch_is_its_rows_written_out_one_by_one() -> None:
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("kind", ["episodes", "single responses"])
+def test_a_batch_is_its_rows_written_out_one_by_one(kind, seed):
     """The padding is the token that ends turns, which is observed and sampled too: lengths are never read from ids."""
-    groups = episodes_of(num=5, seed=2, versions=(1, 3))
+    groups = episodes_of(num=5, seed=seed, versions=(1, 3))
+    if kind == "single responses":
+        groups = wrapped(stale(responses(5, 4, seed), 1, 1, version=1))
     batch = collate(groups, END)
-    assert batch.episode_ids is not None
-    assert batch.turn_ids is not None
     members = [(g, m) for g, x in enumerate(groups) for m in x.members if m.reward is not None]
     width = batch.input_ids.shape[1]
+    assert (batch.episode_ids is None) == (batch.turn_ids is None) == (kind == "single responses")
+    assert batch.input_ids.dtype == batch.attention_mask.dtype == torch.int64
+    assert batch.response_mask.dtype == torch.float32
     row = 0
     for e, (g, m) in enumerate(members):
-        assert m.rollout.episode is not None
-        number = trained = 0
+        number = 0
         for turns in m.rollout.episode.rows:
-            ids: list[int] = []
-            mask: list[float] = []
-            logprobs: list[float] = []
-            numbers: list[int] = []
-            versions: list[int | None] = []
+            ids, mask, logprobs, numbers, versions = [], [], [], [], []
             for t in turns:
+                observed, sampled = len(t.observed), len(t.sampled)
                 ids += [*t.observed, *t.sampled]
-                mask += [0.0] * len(t.observed) + [float(t.trains)] * len(t.sampled)
-                logprobs += [0.0] * len(t.observed) + [x * t.trains for x in t.logprobs]
-                numbers += [-1] * len(t.observed) + [number if t.trains else -1] * len(t.sampled)
-                versions += [None] * len(t.observed) + [t.policy_version if t.trains else None] * len(t.sampled)
+                mask += [0.0] * observed + [float(t.trains)] * sampled
+                logprobs += [0.0] * observed + [x * t.trains for x in t.logprobs]
+                numbers += [-1] * observed + [number if t.trains else -1] * sampled
+                versions += [t.policy_version] * t.trains
                 number += t.trains
             rest = width - len(ids)
-            oldest = min(v for v in versions if v is not None)
             assert batch.input_ids[row].tolist() == ids + [END] * rest
             assert batch.attention_mask[row].tolist() == [1] * len(ids) + [0] * rest
             assert batch.response_mask[row].tolist() == mask + [0.0] * rest
             assert torch.equal(batch.rollout_logprobs[row], torch.tensor(logprobs + [0.0] * rest, dtype=torch.float32))
-            assert batch.turn_ids[row].tolist() == numbers + [-1] * rest
-            assert int(batch.extras["policy_version"][row]) == oldest
-            assert (int(batch.episode_ids[row]), int(batch.group_ids[row])) == (e, g)
+            assert int(batch.extras["policy_version"][row]) == min(versions)
+            assert int(batch.group_ids[row]) == g
             assert float(batch.rewards[row]) == m.reward
-            trained += int(sum(mask))
+            if kind == "episodes":
+                assert batch.turn_ids[row].tolist() == numbers + [-1] * rest
+                assert int(batch.episode_ids[row]) == e
+            else:
+                assert bool(batch.truncated[row]) == (m.rollout.finish_reason == "length")
             row += 1
-        assert trained == m.rollout.num_sampled
-    assert row == len(batch.rewards) > len(members)
+    assert row == len(batch.rewards)
+    assert width == int(batch.attention_mask.sum(1).max())
 
 
-def test_a_shared_turn_that_trains_again_is_refused() -> None:
+def test_a_shared_turn_that_trains_again_is_refused():
     groups = episodes_of()
     first = groups[0].members[0]
     turns = tuple(first.rollout.turns)[:1]
@@ -77,7 +81,7 @@ def test_a_shared_turn_that_trains_again_is_refused() -> None:
         collate([dataclasses.replace(groups[0], members=members)], 0)
 
 
-def test_turns_have_their_rewards() -> None:
+def test_turns_have_their_rewards():
     groups = episodes_of(num=2)
     rewards = turn_table(groups)
     members = [m.rollout.turns for x in groups for m in x.members if m.reward is not None]
@@ -139,11 +143,10 @@ def apart(groups: list[Group], seed: int) -> list[Group]:
 
 
 @pytest.mark.parametrize("name", ["qwen2", "qwen3_moe"])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_with_their_records_tokens_have_the_engines_logprobs_around_holes(name: str, seed: int) -> None:
+def test_with_their_records_tokens_have_the_engines_logprobs_around_holes(name):
     sampling = Sampling(MAX, 0.8, 0.8, 6, max_kept=VOCAB, keep_routing="moe" in name)
     model = model_of(name)
-    groups = apart(groups_of(model, sampling), seed)
+    groups = apart(groups_of(model, sampling), 0)
     batch = collate(groups, 0)
     assert batch.turn_ids is not None
     assert int(batch.turn_ids.max()) == 1
@@ -160,7 +163,7 @@ def test_with_their_records_tokens_have_the_engines_logprobs_around_holes(name: 
     assert gap.num_tokens == sum(m.rollout.num_sampled for g in groups for m in g.members)
 
 
-def test_kept_sets_are_those_of_trained_tokens_alone() -> None:
+def test_kept_sets_are_those_of_trained_tokens_alone():
     groups = apart(groups_of(model_of("qwen2"), Sampling(MAX, 0.8, 0.8, 6, max_kept=VOCAB)), 0)
     batch = collate(groups, 0)
     assert batch.records is not None
@@ -174,7 +177,7 @@ def test_kept_sets_are_those_of_trained_tokens_alone() -> None:
     assert batch.records.kept_ids.tolist() == list(joined)
 
 
-def test_parity_reads_every_sampled_token_of_every_row() -> None:
+def test_parity_reads_every_sampled_token_of_every_row():
     groups = episodes_of()
     backend: Any = backend_of()
     rollouts = [m.rollout for g in groups for m in g.members]
@@ -197,12 +200,12 @@ def test_parity_reads_every_sampled_token_of_every_row() -> None:
     assert gap.largest == pytest.approx(max(gaps), rel=1e-9)
 
 
-def test_pairs_of_episodes_are_refused() -> None:
+def test_pairs_of_episodes_are_refused():
     with pytest.raises(DataError, match=r"a pair of responses .* is an episode of \d turns"):
         pairs_of(episodes_of()[0], PairingConfig(), random.Random(0))
 
 
-def test_distillation_of_episodes_is_refused() -> None:
+def test_distillation_of_episodes_is_refused():
     own = SimpleNamespace(is_policy=False, feedback=None)
     teachers = {"teachers": {}, "all_teachers": {"teacher": own}, "has_own_teacher": False}
     section: Any = SimpleNamespace(**teachers, stale_weights=None)

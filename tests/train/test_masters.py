@@ -1,4 +1,4 @@
-"""Float32 masters of a policy in bfloat16, and AdamW with moments in 8 bits: updates, gradients, bytes, a break."""
+"""AdamW by hand, with float32 masters of a policy in bfloat16, and with moments in 8 bits: updates, bytes, a break."""
 
 from __future__ import annotations
 
@@ -30,47 +30,40 @@ def half_backend(config: OptimizerConfig, folder: Path) -> Backend:
     return backend
 
 
-def test_updates_are_adamws_in_float64_rounded_to_bfloat16(tmp_path: Path) -> None:
-    """By hand: several gradients in bfloat16 are added up exactly, clipped, and move weights in float64."""
-    config = OptimizerConfig(learning_rate=3e-4, schedule="linear", weight_decay=0.1, max_grad_norm=0.5)
-    backend = half_backend(config, tmp_path)
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, None), (torch.float64, 0.3), (HALF, 0.5)], ids=str)
+def test_updates_are_adamws_by_hand(dtype, limit, tmp_path):
+    """In bfloat16 gradients are added up exactly, clipped, and move masters, which are rounded to the weights."""
+    config = OptimizerConfig(
+        learning_rate=0.01, schedule="linear", warmup_steps=2, weight_decay=0.1, max_grad_norm=limit
+    )
+    backend = half_backend(config, tmp_path) if dtype == HALF else backend_of(optimizer=config)
+    names = [n for n, _ in backend.model.named_parameters()]
     name, weight = next((n, p) for n, p in backend.model.named_parameters() if p.dim() == 2)
-    w = weight.detach().double()
+    w = weight.detach().double().clone()
     m, v = torch.zeros_like(w), torch.zeros_like(w)
-    draw = torch.Generator().manual_seed(0)
+    optimizer, draw = backend.policy.optimizer, torch.Generator().manual_seed(0)
+    assert isinstance(optimizer, MasterAdamW) == (dtype == HALF)
     for t in range(6):
-        pieces = [torch.randn(w.shape, generator=draw).to(HALF) for _ in range(4)]
+        pieces = [torch.randn(w.shape, generator=draw).to(dtype) for _ in range(4)]
         for piece in pieces:
             backend.backward((weight * piece).sum())
         g = sum(piece.double() for piece in pieces)
-        assert isinstance(g, torch.Tensor)
-        seen = backend.step()
-        assert seen["grad_norm"] == pytest.approx(float(g.norm()), rel=1e-6)
-        g = g * min(1.0, 0.5 / (float(g.norm()) + 1e-6))
-        rate, (b1, b2) = schedule(config, t, 10), config.betas
+        rate, (b1, b2), norm = schedule(config, t, 10), config.betas, float(g.norm())
+        assert backend.step() == pytest.approx({"grad_norm": norm, "learning_rate": rate}, rel=1e-6)
+        g = g if limit is None else g * min(1.0, limit / (norm + 1e-6))
         m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g
-        w = w * (1 - rate * 0.1) - rate * (m / (1 - b1 ** (t + 1))) / ((v / (1 - b2 ** (t + 1))).sqrt() + config.eps)
-        assert isinstance(backend.policy.optimizer, MasterAdamW)
-        master = backend.policy.optimizer.masters[[n for n, _ in backend.model.named_parameters()].index(name)]
-        torch.testing.assert_close(master.double(), w, rtol=0, atol=1e-6)
-        assert torch.equal(weight, master.to(HALF))
-    assert weight.dtype == HALF
-
-
-def test_gradients_add_up_in_float32_and_are_forgotten(tmp_path: Path) -> None:
-    backend = half_backend(OptimizerConfig(learning_rate=0.1), tmp_path)
-    weight = next(backend.model.parameters())
-    for factor in (1.0, *([1 / 512] * 32)):
-        backend.backward(weight[0, 0] * factor)
-    assert weight.grad is None
-    assert backend.step()["grad_norm"] == pytest.approx(1 + 32 / 512)
+        w = w * (1 - rate * 0.1)
+        w = w - rate * (m / (1 - b1 ** (t + 1))) / ((v / (1 - b2 ** (t + 1))).sqrt() + config.eps)
+        master = optimizer.masters[names.index(name)] if dtype == HALF else weight
+        torch.testing.assert_close(master.double(), w, rtol=0, atol=1e-6 if dtype == HALF else 1e-9)
+        assert torch.equal(weight, master.to(dtype))
     backend.backward(weight.sum())
     backend.discard()
-    assert backend.policy.optimizer is not None
-    assert all(p.grad is None for group in backend.policy.optimizer.param_groups for p in group["params"])
+    trained = [p for group in optimizer.param_groups for p in group["params"]]
+    assert all(p.grad is None for p in (*trained, *backend.model.parameters())), "and a discard forgets them"
 
 
-def test_the_next_stage_takes_the_gradients_over(tmp_path: Path) -> None:
+def test_the_next_stage_takes_the_gradients_over(tmp_path):
     backend = half_backend(OptimizerConfig(learning_rate=0.1), tmp_path)
     first = backend.policy.optimizer
     backend.start(OptimizerConfig(learning_rate=0.1), 3)
@@ -81,7 +74,7 @@ def test_the_next_stage_takes_the_gradients_over(tmp_path: Path) -> None:
     assert backend.policy.optimizer.masters[0].grad is not None
 
 
-def test_a_state_without_masters_is_refused(tmp_path: Path) -> None:
+def test_a_state_without_masters_is_refused(tmp_path):
     backend = half_backend(OptimizerConfig(learning_rate=0.1), tmp_path)
     backend.save(tmp_path, lambda model, folder: model.save_pretrained(folder))
     state = torch.load(tmp_path / "trainer.pt", weights_only=True)
@@ -91,14 +84,14 @@ def test_a_state_without_masters_is_refused(tmp_path: Path) -> None:
         backend.load(tmp_path)
 
 
-def test_a_reward_model_in_bfloat16_has_masters_too() -> None:
+def test_a_reward_model_in_bfloat16_has_masters_too():
     model = Backend(policy(dtype=HALF)).reward_model(OptimizerConfig(learning_rate=1e-6), 10)
     model.update([((3, 4, 5), (3, 6)), ((4, 5), (7, 8, 3))])
     assert isinstance(optimizer := model.trained.optimizer, MasterAdamW)
     assert any(not torch.equal(m, p.float()) for m, p in zip(optimizer.masters, optimizer.parameters, strict=True))
 
 
-def test_float32_and_float64_have_none() -> None:
+def test_float32_and_float64_have_none():
     assert type(backend_of().policy.optimizer) is torch.optim.AdamW
     assert type(backend_of(dtype=torch.float32).policy.optimizer) is torch.optim.AdamW
 
@@ -141,7 +134,7 @@ def tensors(folder: Path) -> list[bytes]:
 
 @pytest.mark.run
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_break_changes_no_byte(dtype: str, tmp_path: Path) -> None:
+def test_a_break_changes_no_byte(dtype, tmp_path):
     build("qwen2", SIZES, 0, torch.float32).save_pretrained(tmp_path / "start")
     straight, broken = (started(tmp_path / "start", dtype) for _ in range(2))
     train(straight, range(4))
@@ -150,7 +143,7 @@ def test_a_break_changes_no_byte(dtype: str, tmp_path: Path) -> None:
     for folder in folders:
         folder.mkdir()
 
-    def save(backend: Backend, folder: Path) -> None:
+    def save(backend, folder):
         backend.save(folder, lambda model, place: model.save_pretrained(place))
 
     save(broken, folders[0])
@@ -165,14 +158,14 @@ def test_a_break_changes_no_byte(dtype: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.run
-def test_updates_are_adamws_but_for_the_rounding_of_moments(tmp_path: Path) -> None:
+def test_updates_are_adamws_but_for_the_rounding_of_moments(tmp_path):
     """A constant gradient: blocks of equal moments are exact in 8 bits, so each update is that of float32 moments."""
     build("qwen2", SIZES, 0, torch.float32).save_pretrained(tmp_path)
     plain = CONFIG.model_copy(update={"kind": "adamw"})
     both = [started(tmp_path, "float32", config) for config in (CONFIG, plain)]
     for _ in range(3):
         for backend in both:
-            backend.backward(sum(p.sum() for p in backend.model.parameters()))  # type: ignore[arg-type]
+            backend.backward(sum(p.sum() for p in backend.model.parameters()))
             backend.step()
     for ours, theirs in zip(*map(weights, both), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
@@ -184,7 +177,7 @@ def test_updates_are_adamws_but_for_the_rounding_of_moments(tmp_path: Path) -> N
         assert numbers == (8 * p.numel() if is_wide else 2 * p.numel() + 8 * -(-p.numel() // 256))
 
 
-def test_a_machine_that_lacks_what_it_needs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_lacks_what_it_needs_is_told(monkeypatch):
     check_kinds(["adamw", "adamw_8bit"], "cpu")
     with pytest.raises(ConfigError, match=r"paged_adamw_8bit moves .* 'cpu'; set optimizer.kind: adamw_8bit"):
         check_kinds(["paged_adamw_8bit"], "cpu")
@@ -196,7 +189,7 @@ def test_a_machine_that_lacks_what_it_needs_is_told(monkeypatch: pytest.MonkeyPa
     quantized._library.cache_clear()
 
 
-def test_no_program_of_the_hub_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_program_of_the_hub_is_asked_for(monkeypatch):
     """On processors with bfloat16 the library takes a kernel from the hub where `kernels` is installed."""
     kernels: Any = object()
     monkeypatch.setitem(sys.modules, "kernels", kernels)

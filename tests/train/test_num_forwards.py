@@ -17,6 +17,7 @@ from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.step import update
 
 TOKENS = 40
+DECOUPLED = {"mismatch_stale": "decoupled", "mismatch_level": "token"}
 
 
 class Counting(Backend):
@@ -49,10 +50,10 @@ def begun(parts: Parts) -> Counting:
     return backend
 
 
-def counted(name: str, **params: Any) -> tuple[dict[str, float], int]:
+def counted(name: str, version: int = 3, **params: Any) -> tuple[dict[str, float], int]:
     """Forwards per micro-batch of the whole batch, and the number of those."""
     parts = parts_of(name, **params)
-    backend, groups = begun(parts), groups_of(4, 4, lost=False)
+    backend, groups = begun(parts), groups_of(4, 4, lost=False, version=version)
     update(backend, parts, groups, settings_of(parts, TOKENS))
     batch = step.prepare(begun(parts), parts, groups, settings_of(parts, TOKENS)).batch
     num = len(step.micros_of(batch, list(range(16)), TOKENS))
@@ -65,6 +66,8 @@ def counted(name: str, **params: Any) -> tuple[dict[str, float], int]:
         ("grpo", {"kl_coef": 0.0}, {"policy, training": 1}),
         ("grpo", {"kl_coef": 0.05}, {"policy, training": 1, "reference, before": 1}),
         ("dapo", {"num_minibatches": 1}, {"policy, training": 1}),
+        # Of stale rows too: with one update the first forward is the policy before it.
+        ("grpo", {"version": 2, "kl_coef": 0.0} | DECOUPLED, {"policy, training": 1}),
         # The first update computes what later ones compare to.
         ("grpo", {"kl_coef": 0.0, "num_epochs": 2}, {"policy, training": 2}),
         (
@@ -86,19 +89,20 @@ def counted(name: str, **params: Any) -> tuple[dict[str, float], int]:
         ),
     ],
 )  # fmt: skip
-def test_each_forward_is_read(name: str, params: dict[str, Any], wanted: dict[str, float]) -> None:
+def test_each_forward_is_read(name, params, wanted):
     found, num = counted(name, **params)
     assert found == wanted
+    params.pop("version", None)
     assert ("policy, before" in found) == parts_of(name, **params).has_old_forward
     assert num > 2
 
 
-def test_the_first_update_keeps_what_a_pass_before_it_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_update_keeps_what_a_pass_before_it_computes(monkeypatch):
     """Two epochs, with rows of an older policy: the same metrics and weights, bit for bit."""
     parts = parts_of("grpo", kl_coef=0.05, num_epochs=2)
     plain, ends = step.BatchStart.of, []
 
-    def whole(backend: Any, parts: Parts, batch: Any, settings: Any) -> step.BatchStart:
+    def whole(backend, parts, batch, settings):
         start = plain(backend, parts, batch, settings)
         assert start.first_step is not None
         old, _ = step._logprobs_of(backend, batch, "policy", settings)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,26 +40,27 @@ def num_lessons(name: str) -> int:
 
 @pytest.mark.run
 class TestRanks:
-    def test_of_torch(self, tmp_path: Path) -> None:
+    def test_of_torch(self, tmp_path):
         check(run(PROGRAM, 3, "torch", str(tmp_path)), num_lessons("torch") + 11)
 
-    def test_of_fsdp(self, tmp_path: Path) -> None:
+    def test_of_fsdp(self, tmp_path):
         pytest.importorskip("bitsandbytes")
         check(run(PROGRAM, 2, "fsdp", str(tmp_path)), num_lessons("fsdp") + 3)
 
-    def test_of_fsdp_in_any_number(self, tmp_path: Path) -> None:
+    def test_of_fsdp_in_any_number(self, tmp_path):
         """Rows of weights do not divide evenly among four; and one continues what four have written."""
         check(run(PROGRAM, 4, "fsdp, more ranks", str(tmp_path)), num_lessons("fsdp, more ranks"))
         check(run(PROGRAM, 1, "one that follows", str(tmp_path)), num_lessons("fsdp, more ranks"))
 
     @installed
-    def test_of_deepspeed(self, tmp_path: Path) -> None:
-        check(run(PROGRAM, 2, "deepspeed", str(tmp_path)), num_lessons("deepspeed") + 5)
+    def test_of_deepspeed(self, tmp_path):
+        check(run(PROGRAM, 2, "deepspeed", str(tmp_path)), num_lessons("deepspeed") + 4)
 
     @installed
-    def test_of_divided_weights_with_the_kernel(self, tmp_path: Path) -> None:
+    @pytest.mark.nightly
+    def test_of_divided_weights_with_the_kernel(self, tmp_path):
         check(run_interpreted(PROGRAM, 2, "kernels", str(tmp_path)), 2)
 
 
-def test_every_lesson_is_taught() -> None:
+def test_every_lesson_is_taught():
     assert {name for t in TRAINERS.values() for _, lessons in t.lessons for name in lessons} == set(LESSONS)

@@ -1,27 +1,30 @@
-"""The reward model: what transformers computes of its folder, one update however cut up, and resuming after a break."""
+"""The reward model, whole or on a policy's base in bits: its folder, its loss, and resuming after a break."""
 
 from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
+import peft
 import pytest
 import torch
 import transformers
 from torch.nn import functional as F
 
 from tests.models.families import VOCAB, tiny
+from tests.models.test_lora import taught
 from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
 from verizero.pipeline.data.tokenizer import character_tokenizer
-from verizero.pipeline.errors import NonFiniteError
+from verizero.pipeline.errors import CheckpointError
+from verizero.pipeline.models.lora import Adapted, is_factor
+from verizero.pipeline.models.quantized import is_quantized
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.ranks import ALONE
 from verizero.pipeline.train.reward_model import NORM, LabelledSteps, RewardModel, Sides
 from verizero.pipeline.train.torch_trained import TorchTrained
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-2, eps=1e-3)  # with 1e-8 a gradient that is rounding makes a whole step
-Packing = Literal["auto", "on", "off"]
 
 
 def pairs(count: int = 9, seed: int = 0) -> list[Sides]:
@@ -37,37 +40,85 @@ def pairs(count: int = 9, seed: int = 0) -> list[Sides]:
     return [(side(True), side(False)) for _ in range(count)]
 
 
-def model_of(
-    name: str = "qwen2 tied", scattered: bool = True, tokens: int = 10_000, packing: Packing = "auto"
-) -> RewardModel:
-    config = TrainConfig(micro_batch_tokens=tokens, packing=packing)
-    found = Backend(tiny(name), config).reward_model(OPTIMIZER, 50)
+ROWS = [ids for sides in pairs(seed=3) for ids in sides]
+KINDS = ["whole", "bits"]
+"""Of weights of its own, or of adapters on the base of a policy with adapters, which is in four bits."""
+
+
+def on_bits(name: str = "llama", seed: int = 0) -> Adapted:
+    return Adapted(tiny(name, seed=seed), 3, 6.0, (), 5, quantize_on="cpu")
+
+
+def backend_of(kind: str, name: str = "llama", seed: int = 0, **train: Any) -> Backend:
+    adapted = taught(on_bits(name, seed)) if kind == "bits" else None
+    return Backend(tiny(name, seed=seed) if adapted is None else adapted.model, TrainConfig(**train), adapted=adapted)
+
+
+def model_of(kind: str = "whole", name: str = "qwen2 tied", scattered: bool = True, **train: Any) -> RewardModel:
+    found = backend_of(kind, name, **train).reward_model(OPTIMIZER, 50)
     if scattered:
         torch.manual_seed(1)
         torch.nn.init.normal_(found.model.score.weight)
     return found
 
 
-def test_it_begins_without_an_opinion() -> None:
-    fresh = model_of(scattered=False, tokens=64)
-    assert fresh.rewards([ids for sides in pairs() for ids in sides]).abs().max() == 0
+def rewards(model: RewardModel) -> torch.Tensor:
+    return model.rewards(ROWS).detach()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_begins_without_an_opinion(kind):
+    fresh = model_of(kind, scattered=False, micro_batch_tokens=64)
+    assert rewards(fresh).abs().max() == 0
     assert fresh.held_out(pairs())["held_out/accuracy"] == 0.5
 
 
+def classifier(folder: Path) -> Any:
+    return transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+
+
+def alone(model: Any) -> torch.Tensor:
+    """What transformers' own forward gives each row."""
+    with torch.no_grad():
+        return torch.stack([model(input_ids=torch.tensor([ids])).logits[0, 0] for ids in ROWS])
+
+
 @pytest.mark.parametrize("name", ["qwen2 tied", "llama", "gpt2"])
-def test_the_folder_loads_as_a_sequence_classifier_and_says_the_same(tmp_path: Path, name: str) -> None:
-    own = model_of(name)
+def test_its_folder_loads_as_a_sequence_classifier_and_says_the_same(tmp_path, name):
+    own = model_of(name=name)
     own.update(pairs())
     own.save(tmp_path, character_tokenizer("abc"))
-    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "model").eval()
+    theirs = classifier(tmp_path / "model")
     assert theirs.config.num_labels == 1
-    rows = [ids for sides in pairs(seed=3) for ids in sides]
-    width = max(map(len, rows))
-    padded = torch.tensor([[*r, *[0] * (width - len(r))] for r in rows])
-    mask = torch.tensor([[1] * len(r) + [0] * (width - len(r)) for r in rows])
-    with torch.no_grad():
-        wanted = theirs(input_ids=padded, attention_mask=mask).logits[:, 0]
-    torch.testing.assert_close(own.rewards(rows).detach(), wanted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(rewards(own), alone(theirs), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2 tied"])
+def test_on_bits_its_folder_has_plain_numbers_too_and_its_adapters_are_pefts(tmp_path, name):
+    own = model_of("bits", name)
+    own.update(pairs())
+    own.update(pairs())
+    own.write(tmp_path, character_tokenizer("abc"))
+    torch.testing.assert_close(alone(classifier(tmp_path)), rewards(own), rtol=1e-4, atol=1e-5)
+    base = classifier(tmp_path)
+    base.base_model.load_state_dict(on_bits(name).plain_model().base_model.state_dict())
+    theirs = peft.PeftModel.from_pretrained(base, str(tmp_path / "adapter"))
+    torch.testing.assert_close(alone(theirs), rewards(own), rtol=1e-4, atol=1e-5)
+
+
+def test_it_learns_on_the_bits_of_the_policy_which_stays_as_it_is():
+    backend = backend_of("bits")
+    before = {name: p.detach().clone() for name, p in backend.model.named_parameters()}
+    model = backend.reward_model(OPTIMIZER, 20)
+    assert model.can_pack()
+    bits = [p.data_ptr() for p in backend.model.parameters() if is_quantized(p)]
+    assert bits == [p.data_ptr() for p in model.model.parameters() if is_quantized(p)] != []
+    trained = {name for name, p in model.model.named_parameters() if p.requires_grad}
+    assert trained == {name for name in before if is_factor(name)} | {"score.weight"}
+    losses = [model.update(pairs())["loss"] for _ in range(20)]
+    assert losses[-1] < losses[0] / 2
+    assert model.held_out(pairs(30, seed=9))["held_out/accuracy"] > 0.8
+    assert all(torch.equal(p, before[name]) for name, p in backend.model.named_parameters())
 
 
 def steps(count: int = 9, seed: int = 0) -> list[LabelledSteps]:
@@ -81,9 +132,9 @@ def steps(count: int = 9, seed: int = 0) -> list[LabelledSteps]:
     return out
 
 
-def test_the_loss_of_steps_is_the_cross_entropy_of_their_prefixes() -> None:
+def test_the_loss_of_steps_is_the_cross_entropy_of_their_prefixes():
     """Each step is scored as a text that ends with it, and all steps of the batch weigh alike."""
-    own, batch = model_of(tokens=60), steps()
+    own, batch = model_of(micro_batch_tokens=60), steps()
     prefixes = [row.ids[: end + 1] for row in batch for end in row.ends]
     right = torch.tensor([float(r) for row in batch for r in row.right])
     wanted = F.binary_cross_entropy_with_logits(own.rewards(prefixes).detach(), right)
@@ -103,7 +154,7 @@ def answers(count: int = 9) -> list[Sides]:
 
 
 @pytest.mark.run
-def test_it_learns_which_steps_are_right() -> None:
+def test_it_learns_which_steps_are_right():
     own = model_of(scattered=False)
     for step in range(40):
         own.update(steps(32, step))
@@ -111,7 +162,7 @@ def test_it_learns_which_steps_are_right() -> None:
 
 
 @pytest.mark.run
-def test_it_learns_which_side_is_better() -> None:
+def test_it_learns_which_side_is_better():
     own = model_of(scattered=False)
     for step in range(60):
         own.update(pairs(32, step))
@@ -120,46 +171,40 @@ def test_it_learns_which_side_is_better() -> None:
     assert seen["held_out/calibration_error"] < 0.15
 
 
-@pytest.mark.run
-def test_going_on_after_a_break_gives_the_same_bits(tmp_path: Path) -> None:
-    whole = model_of(tokens=100)
-    for step in range(4):
-        if step == 2:
+@pytest.mark.parametrize("kind", KINDS)
+def test_going_on_after_a_break_gives_the_same_bits(kind, tmp_path):
+    """And on bits a checkpoint has no base."""
+    how = {"micro_batch_tokens": 100}
+    whole = backend_of(kind, **how).reward_model(OPTIMIZER, 50)
+    for seed in range(4):
+        if seed == 2:
             whole.save(tmp_path, character_tokenizer("abc"))
-        whole.update(pairs(seed=step))
-    again = Backend(tiny("qwen2 tied"), whole.train_config).reward_model(OPTIMIZER, 50, tmp_path)
-    for step in (2, 3):
-        again.update(pairs(seed=step))
-    for ours, theirs in zip(whole.model.parameters(), again.model.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
+        whole.update(pairs(seed=seed))
+    again = backend_of(kind, **how).reward_model(OPTIMIZER, 50, tmp_path)
+    for seed in (2, 3):
+        again.update(pairs(seed=seed))
+    ours, theirs = dict(again.model.named_parameters()), dict(whole.model.named_parameters())
+    assert all(torch.equal(ours[name], p) for name, p in theirs.items())
+    trained = sum(p.nbytes for p in whole.model.parameters() if p.requires_grad)
+    size = sum(f.stat().st_size for f in tmp_path.rglob("*") if f.is_file())
+    assert kind == "whole" or size < 3 * trained + 30_000
 
 
 @pytest.mark.run
-@pytest.mark.parametrize("backend", ["torch", "fsdp"])
-def test_an_earlier_model_continues_with_a_fresh_optimiser(backend: str, tmp_path: Path) -> None:
-    first = model_of(tokens=100)
+@pytest.mark.parametrize(("kind", "trainer"), [("whole", "torch"), ("whole", "fsdp"), ("bits", "torch")])
+def test_an_earlier_model_continues_with_a_fresh_optimiser(kind, trainer, tmp_path):
+    how = {"micro_batch_tokens": 100, "device": "cpu"}
+    first = model_of(kind, "llama", **how)
+    first.update(pairs())
     first.update(pairs())
     first.write(tmp_path, character_tokenizer("abc"))
-    config = TrainConfig(backend=backend, device="cpu", micro_batch_tokens=100)  # type: ignore[arg-type]
-    own = tiny("qwen2 tied")
-    later = Backend(own, config).reward_model(OPTIMIZER, 50, start=tmp_path)
-    rows = [ids for sides in pairs(seed=3) for ids in sides]
-    torch.testing.assert_close(later.rewards(rows).detach(), first.rewards(rows).detach())
-    fresh = RewardModel(TorchTrained(first.model, NORM, ALONE), OPTIMIZER, 50, config)
-    ours, theirs = later.update(pairs(seed=1)), fresh.update(pairs(seed=1))
-    assert ours == pytest.approx(theirs, rel=1e-4)
-    torch.testing.assert_close(later.rewards(rows).detach(), fresh.rewards(rows).detach(), rtol=1e-4, atol=1e-5)
-
-
-def test_what_is_not_finite_is_refused_and_changes_nothing() -> None:
-    own = model_of()
-    before = [p.detach().clone() for p in own.model.parameters()]
-    with torch.no_grad():
-        kept = own.model.score.weight.clone()
-        own.model.score.weight.fill_(float("inf"))
-    with pytest.raises(NonFiniteError, match="refused"):
-        own.update(pairs())
-    with torch.no_grad():
-        own.model.score.weight.copy_(kept)
-    assert all(torch.equal(p, b) for p, b in zip(own.model.parameters(), before, strict=True))
-    assert all(p.grad is None for p in own.model.parameters())
+    later = backend_of(kind, backend=trainer, **how).reward_model(OPTIMIZER, 50, start=tmp_path)
+    torch.testing.assert_close(rewards(later), rewards(first))
+    assert later.trained.num_updates == 0
+    if kind == "bits":
+        with pytest.raises(CheckpointError, match="of another base than the recipe's model"):
+            backend_of(kind, seed=1).reward_model(OPTIMIZER, 50, start=tmp_path)
+        return
+    fresh = RewardModel(TorchTrained(first.model, NORM, ALONE), OPTIMIZER, 50, TrainConfig(**how))
+    assert later.update(pairs(seed=1)) == pytest.approx(fresh.update(pairs(seed=1)), rel=1e-4)
+    torch.testing.assert_close(rewards(later), rewards(fresh), rtol=1e-4, atol=1e-5)

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
-from array import array
 from contextlib import nullcontext
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.models.families import SLOW, build
 from tests.oracles.varlen import varlen_attn
-from tests.train import episodes, sampled
+from tests.train import episodes
 from tests.train.batches import (
     OPTIMIZER,
-    frozen,
     groups_of,
     longer,
     parts_of,
     policy,
-    recorded_step,
     settings_of,
-    without_tree,
 )
 from tests.train.episodes import forked
 from tests.train.trees import lone, paths_of, rows_of_tree
@@ -34,7 +28,6 @@ from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models import runs, varlen
 from verizero.pipeline.models.runs import packed_width
 from verizero.pipeline.rl.parts import Parts
-from verizero.pipeline.rollout.engine import Sampling
 from verizero.pipeline.train import trees
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.collate import (
@@ -52,48 +45,6 @@ from verizero.pipeline.train.trees import best_paths, ids_of_rows, packed_paths,
 from verizero.pipeline.types import Group, Path, Run
 
 
-@pytest.fixture(params=[60, 10_000])
-def tokens(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """The limit of a micro-batch, which cuts the tree or does not; runs are shared however short they are."""
-    monkeypatch.setattr(trees, "MIN_SAVED_TOKENS", 1)
-    return int(request.param)
-
-
-@pytest.mark.run
-@pytest.mark.parametrize("name", ["qwen3_moe", "qwen2_moe", "mixtral"])
-@pytest.mark.parametrize("recorded", [True, False])
-def test_experts_are_those_that_each_row_recorded(name: str, recorded: bool, tokens: int) -> None:
-    """A prompt's first token has other experts in one of its rows, which then shares nothing."""
-    model = sampled.model_of(name, torch.float64)
-    groups = sampled.groups_of(model, Sampling(sampled.MAX, 1.0, keep_routing=recorded))
-    if recorded:
-        groups[0] = rerouted(groups[0])
-    found = []
-    for packing in ("auto", "off"):
-        backend, gradients = begun(sampled.model_of(name, torch.float64), packing=packing), list[torch.Tensor]()
-        backend.step = recorded_step(backend, gradients)  # type: ignore[method-assign]
-        parts = parts_of("grpo", kl_coef=0.0)
-        found.append((update(backend, parts, groups, settings_of(parts, tokens, temperature=1.0)), gradients[0]))
-    (ours, gradient), (wanted, other) = found
-    assert ours.pop("tree/ratio") > (1.0 if recorded else 1.1)
-    assert (ours.get("routing/changed", 0) > 0) is recorded
-    assert without_tree(ours) == pytest.approx(without_tree(wanted), rel=1e-5, abs=1e-7)
-    assert float((gradient - other).abs().max() / other.abs().max()) < 1e-5  # norms are in float32
-
-
-def rerouted(group: Group) -> Group:
-    """The group whose first response has other experts at the first token of its prompt."""
-    first, *others = group.members
-    routing = first.rollout.routing
-    assert routing is not None
-    experts = array("h", routing.experts)
-    for i in range(routing.layers * routing.top_k):
-        experts[i] = (experts[i] + 1) % 6
-    changed = dataclasses.replace(routing, experts=experts.tobytes())
-    rollout = dataclasses.replace(first.rollout, routing=changed)
-    return dataclasses.replace(group, members=(dataclasses.replace(first, rollout=rollout), *others))
-
-
 def begun(model: Any = None, **train: Any) -> Backend:
     backend = Backend(policy() if model is None else model, config=TrainConfig(**train))
     backend.start(OPTIMIZER, 10)
@@ -104,7 +55,7 @@ def is_packed(groups: list[Group], backend: Backend, parts: Parts) -> bool:
     return prepare(backend, parts, groups, settings_of(parts)).batch.paths is not None
 
 
-def test_where_rows_are_a_tree() -> None:
+def test_where_rows_are_a_tree():
     grpo = parts_of("grpo", kl_coef=0.0)
     assert is_packed(longer(groups_of()), begun(), grpo)
     assert is_packed(forked(), begun(), grpo)
@@ -113,7 +64,7 @@ def test_where_rows_are_a_tree() -> None:
     assert not is_packed(groups_of(1, 2, seed=5, lost=False), begun(), grpo), "too little is saved"
 
 
-def test_a_policy_that_cannot_be_packed_is_counted() -> None:
+def test_a_policy_that_cannot_be_packed_is_counted():
     grpo, gemma = parts_of("grpo", kl_coef=0.0), build(*SLOW["gemma2 with softcapping"])
     for groups, fallbacks in ((longer(groups_of()), 1.0), (groups_of(1, 2, seed=5, lost=False), None)):
         metrics = update(begun(gemma), grpo, groups, settings_of(grpo))
@@ -122,20 +73,23 @@ def test_a_policy_that_cannot_be_packed_is_counted() -> None:
 
 
 @pytest.mark.parametrize(("device", "packs"), [("cpu", True), ("cuda", False)])
-def test_the_least_that_is_saved_depends_on_the_device(device: str, packs: bool) -> None:
+def test_the_least_that_is_saved_depends_on_the_device(device, packs):
     rows = [[1, 2, 3, 4, *range(n, n + 16)] for n in range(10, 15)]  # 16 of 100 tokens
     paths = best_paths(rows, device)
     assert saved_share(paths) == pytest.approx(0.16 * packs)
     assert packs or paths == lone([20] * 5)
 
 
-def test_paths_are_those_of_the_rows_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_are_those_of_the_rows_of_the_batch(monkeypatch):
     monkeypatch.setattr(trees, "MIN_SAVED_TOKENS", 1)
     groups = [*forked(), *longer(groups_of(2))]
     batch, (paths, is_refused) = collate(groups, 0), packed_paths(begun(), ids_of_rows(groups))
+    lengths = batch.attention_mask.sum(1).tolist()
+    found = [list(memoryview(row).cast("i")) for row in ids_of_rows(groups)]
+    assert found == [row[:n] for row, n in zip(batch.input_ids.tolist(), lengths, strict=True)]
     assert paths is not None
     assert not is_refused
-    assert [path[-1].end for path in paths] == batch.attention_mask.sum(1).tolist()
+    assert [path[-1].end for path in paths] == lengths
     tokens_of_runs: dict[int, list[int]] = {}
     for row, path in zip(batch.input_ids.tolist(), paths, strict=True):
         for begin, run in zip([0, *(r.end for r in path)], path, strict=False):
@@ -146,7 +100,7 @@ def test_paths_are_those_of_the_rows_of_the_batch(monkeypatch: pytest.MonkeyPatc
 
 
 @given(st.integers(0, 10_000), st.sampled_from([1, 4, 20]))
-def test_a_tree_has_each_beginning_once(seed: int, min_saved: int) -> None:
+def test_a_tree_has_each_beginning_once(seed, min_saved):
     rows = rows_of_tree(random.Random(seed))
     paths, beginnings = paths_of(rows, min_saved), {tuple(row[:n]) for row in rows for n in range(1, len(row) + 1)}
     assert [path[-1].end for path in paths] == [len(row) for row in rows]
@@ -169,7 +123,7 @@ def test_a_tree_has_each_beginning_once(seed: int, min_saved: int) -> None:
 
 
 @given(st.integers(0, 10_000), st.integers(1, 120), st.integers(1, 4))
-def test_rows_are_dealt_once_and_micro_batches_hold_what_they_may(seed: int, budget: int, size: int) -> None:
+def test_rows_are_dealt_once_and_micro_batches_hold_what_they_may(seed, budget, size):
     rows = rows_of_tree(random.Random(seed))
     paths, lengths = paths_of(rows), [len(row) for row in rows]
     owned = rows_of_ranks(lengths, size, paths)
@@ -185,27 +139,19 @@ def test_rows_are_dealt_once_and_micro_batches_hold_what_they_may(seed: int, bud
             assert sum(sizes_of(*(paths[i] for i in piece)).values()) <= budget or len(piece) == 1
 
 
-def test_rows_of_a_run_are_neighbours() -> None:
+def test_rows_of_a_run_are_neighbours():
     paths: list[Path] = [(Run(i % 2, 5), Run(10 + i, 10)) for i in range(8)]
     assert packed_batches(paths, 25) == [[0, 2, 4, 6], [1, 3, 5, 7]]
     assert packed_batches(paths, 15) == [[0, 2], [4, 6], [1, 3], [5, 7]]
 
 
-def test_tokens_of_all_rows_have_their_ids() -> None:
-    groups = forked()
-    batch = collate(groups, 0)
-    lengths = batch.attention_mask.sum(1).tolist()
-    found = [list(memoryview(row).cast("i")) for row in ids_of_rows(groups)]
-    assert found == [row[:n] for row, n in zip(batch.input_ids.tolist(), lengths, strict=True)]
-
-
 @pytest.mark.run
-def test_fewer_tokens_are_computed() -> None:
+def test_fewer_tokens_are_computed():
     parts, computed = parts_of("grpo", kl_coef=0.0), []
     for packing in ("auto", "off"):
         backend, num = begun(policy(), packing=packing), [0]
 
-        def counted(module: Any, inputs: Any, num: list[int] = num) -> None:
+        def counted(module, inputs, num=num):
             num[0] += inputs[0].shape[:-1].numel()
 
         assert backend.can_pack()  # the trial has a forward of its own
@@ -215,14 +161,7 @@ def test_fewer_tokens_are_computed() -> None:
     assert computed[0] < 0.6 * computed[1]
 
 
-def with_reference(**train: Any) -> Backend:
-    backend = Backend(policy(), config=TrainConfig(**train))
-    backend.start(OPTIMIZER, 10)
-    backend.reference = frozen(policy(100))
-    return backend
-
-
-def test_every_forward_has_one_of_few_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_forward_has_one_of_few_shapes(monkeypatch):
     """Shapes of the blocks' inputs, over updates of batches of any lengths; one row alone is longer than the rest.
 
     By the slow double of torch's kernel, in the widths of a GPU.
@@ -230,9 +169,9 @@ def test_every_forward_has_one_of_few_shapes(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(varlen, "kernel_for", lambda *_: varlen_attn)
     monkeypatch.setattr(runs, "packed_width", lambda n, most, device: packed_width(n, most, "cuda"))
     parts, shapes = parts_of("grpo", kl_coef=0.0), set()
-    backend = with_reference(packing="on", micro_batch_tokens=256)
+    backend = begun(packing="on", micro_batch_tokens=256)
 
-    def seen(module: Any, inputs: Any) -> None:
+    def seen(module, inputs):
         shapes.add(tuple(inputs[0].shape[:-1]))
 
     packs_rows(backend)  # its proof has a shape of its own
@@ -243,28 +182,28 @@ def test_every_forward_has_one_of_few_shapes(monkeypatch: pytest.MonkeyPatch) ->
     assert (1, 256) in shapes
 
 
-def test_micro_batches_are_nearly_full() -> None:
-    parts, groups = parts_of("grpo"), longer(groups_of(12, 6, 3))
-    backend = with_reference(packing="on", micro_batch_tokens=200)
+def test_micro_batches_are_nearly_full():
+    parts, groups = parts_of("grpo", kl_coef=0.0), longer(groups_of(12, 6, 3))
+    backend = begun(packing="on", micro_batch_tokens=200)
     batch = prepare(backend, parts, groups, settings_of(parts, 200)).batch
     micros = micros_of(batch, list(range(len(batch.rewards))), 200)
     total = sum(sizes_of(*(batch.paths or ())).values())
     assert len(micros) <= -(-total // 200) + 1
 
 
-def test_where_rows_are_packed() -> None:
-    assert not packs_rows(with_reference()), "auto on the CPU"
-    assert not packs_rows(with_reference(packing="off"))
-    assert packs_rows(with_reference(packing="on"))
+def test_where_rows_are_packed():
+    assert not packs_rows(begun()), "auto on the CPU"
+    assert not packs_rows(begun(packing="off"))
+    assert packs_rows(begun(packing="on"))
     gemma = Backend(build(*SLOW["gemma2 with softcapping"]), config=TrainConfig(packing="on"))
     with pytest.raises(ConfigError, match=r"train\.packing=on.*set train\.packing: auto"):
         packs_rows(gemma)
 
 
-def test_auto_packs_where_attention_of_variable_length_was_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_packs_where_attention_of_variable_length_was_proved(monkeypatch):
     for by_kernel in (True, False):
         monkeypatch.setattr(varlen, "kernel_for", lambda *_, by_kernel=by_kernel: varlen_attn if by_kernel else None)
-        assert packs_rows(with_reference()) is by_kernel
+        assert packs_rows(begun()) is by_kernel
     monkeypatch.setattr(varlen, "kernel_for", lambda *_: varlen_attn)
     assert not packs_rows(Backend(build(*SLOW["gemma2 with softcapping"]), config=TrainConfig()))
 
@@ -277,17 +216,17 @@ class WithARankThatFails(Ranks):
 
 
 @pytest.mark.parametrize("packing", ["auto", "on"])
-def test_ranks_pack_together_or_not_at_all(packing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_pack_together_or_not_at_all(packing, monkeypatch):
     """With rows padded on one rank alone, ranks would have other numbers of micro-batches, and wait for ever."""
     monkeypatch.setattr(varlen, "kernel_for", lambda *_: varlen_attn)
-    backend = with_reference(packing=packing)
+    backend = begun(packing=packing)
     assert packs_rows(backend)
     backend.ranks = WithARankThatFails()
     with nullcontext() if packing == "auto" else pytest.raises(ConfigError, match=r"train\.packing=on"):
         assert not packs_rows(backend)
 
 
-def test_rows_fill_the_gaps_that_longer_ones_leave() -> None:
+def test_rows_fill_the_gaps_that_longer_ones_leave():
     assert packed_batches(lone([70, 60, 40, 30]), 100) == [[0, 3], [1, 2]]
     assert packed_batches(lone([100]), 64) == [[0]], "a row that is too long is alone"
     shared = [(Run(0, 20), Run(1, 50)), (Run(0, 20), Run(2, 50)), (Run(3, 45),), (Run(0, 20), Run(4, 40))]
