@@ -47,6 +47,7 @@ from verizero.pipeline.whole_run import items_by_stage, run_items
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs"
+LEFT_OUT = ("demo_vllm", "process_model")
 SIZES: dict[str, Any] = {
     "hidden_size": 16,
     "intermediate_size": 32,
@@ -84,9 +85,12 @@ MICRO_BATCH_TOKENS = 320
 
 
 def names() -> list[str]:
-    """Every recipe by its path below configs/, without those that name another engine in this process."""
+    """Every recipe by its path below configs/, without those that name another engine in this process.
+
+    And without one whose reward model finds no step to learn from in a few responses.
+    """
     paths = [p for p in CONFIGS.rglob("*.yaml") if p.parent.name not in OTHER_FOLDERS]
-    return sorted(p.relative_to(CONFIGS).with_suffix("").as_posix() for p in paths if p.stem != "demo_vllm")
+    return sorted(p.relative_to(CONFIGS).with_suffix("").as_posix() for p in paths if p.stem not in LEFT_OUT)
 
 
 def shrunk(value: Any) -> Any:

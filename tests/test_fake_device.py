@@ -11,7 +11,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -41,7 +40,7 @@ def outcome():
     assert done.returncode == 0, done.stderr[-4000:]
     word, text = done.stdout.strip().splitlines()[-1].split(" ", 1)
     assert word == "result"
-    result: dict[str, Any] = json.loads(text)
+    result = json.loads(text)
     return result
 
 

@@ -42,11 +42,11 @@ is complete but for its name.
 """
 
 
-def killed(rank: int, phase: str) -> str:
+def killed(rank, phase):
     return rf"rank {rank} \(process \d+\) was ended by SIGKILL in '{re.escape(phase.split(',')[0])}"
 
 
-def out_of_time(rank: int, phase: str) -> str:
+def out_of_time(rank, phase):
     return rf"rank {rank} \(process \d+\) ended with status 75 in '{phase}'"
 
 

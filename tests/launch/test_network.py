@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -47,12 +46,12 @@ OUTAGES = [
 ]
 
 
-def ip(*words: str) -> None:
+def ip(*words):
     done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, (words, done.stderr)
 
 
-def refused() -> str | None:
+def refused():
     """Why there can be no hosts here."""
     if shutil.which("ip") is None:
         return "no `ip` here: install the package iproute2"
@@ -70,7 +69,7 @@ def hosts():
     if (why := refused()) is not None:
         pytest.skip(why)
     names = [(f"vz{os.getpid()}h{i}", f"vz{os.getpid()}c{i}") for i in (0, 1)]
-    made: list[str] = []
+    made = []
     try:
         for space, _ in names:
             ip("netns", "add", space)
@@ -87,7 +86,7 @@ def hosts():
             ip("netns", "del", space)
 
 
-def by_hosts(hosts: list[tuple[str, str]], recipe: Path, name: str, fuse: str, *more: str) -> list[str]:
+def by_hosts(hosts, recipe, name, fuse, *more):
     """What each host says at the end of its rank; "" where that ended well. `more` changes of the recipe."""
     changes = overrides(
         recipe, name, *SHORT, "launch.kind=torchrun", "launch.nodes=2", "launch.gpus_per_node=1",
@@ -95,11 +94,11 @@ def by_hosts(hosts: list[tuple[str, str]], recipe: Path, name: str, fuse: str, *
     )  # fmt: skip
     for space, cable in hosts:
         ip("-n", space, "link", "set", cable, "up")
-    said: list[str] = warm().call(ends_of, hosts, [str(recipe), *changes], fuse)
+    said = warm().call(ends_of, hosts, [str(recipe), *changes], fuse)
     return said
 
 
-def ends_of(hosts: list[tuple[str, str]], words: list[str], fuse: str) -> list[str]:
+def ends_of(hosts, words, fuse):
     """Start `tests.launch.host` on both hosts, and return what they print."""
     started = [
         subprocess.Popen(
@@ -122,7 +121,7 @@ def ends_of(hosts: list[tuple[str, str]], words: list[str], fuse: str) -> list[s
             host.wait()
 
 
-def enter(space: str) -> None:
+def enter(space):
     """Move this process into that network namespace."""
     with open(f"/run/netns/{space}") as file:
         if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), 0):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -23,7 +22,7 @@ from verizero.pipeline.whole_run import train
 ROOT = Path(__file__).resolve().parents[2]
 CALM = {"learning_rate": 1e-3}
 SAMPLED = {"prompts": 16, "samples": 6}
-SECTIONS: dict[str, Any] = {
+SECTIONS = {
     "stages": [
         {"name": "first", "kind": "sft"},
         "preference",
@@ -64,11 +63,11 @@ def runs(request, recipe_and_one):
     return one, two
 
 
-def lines_of(path: Path) -> list[dict[str, Any]]:
+def lines_of(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def assert_close(one: Path, two: Path) -> None:
+def assert_close(one, two):
     theirs = load_file(one)
     for name, tensor in load_file(two).items():
         torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=3e-5)  # AdamW enlarges the rounding of sums
@@ -85,7 +84,7 @@ def test_each_stage_does_on_two_ranks_what_it_does_on_one(runs, stage):
     assert_close(*(f / f"checkpoints/{end:08d}/model/model.safetensors" for f, end in zip(runs, ends, strict=True)))
 
 
-def newest(folder: Path) -> Path:
+def newest(folder):
     return max(p for p in (folder / "checkpoints").iterdir() if p.name.isdigit())
 
 

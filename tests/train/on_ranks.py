@@ -533,7 +533,7 @@ TRAINERS = {
         [
             (FSDP, [name for name in LESSONS if name not in IN_OTHER_WAYS]),
             ({**FSDP, **CHEAP}, ["grpo", "adapters of experts"]),
-            ({**FSDP, **OFFLOADED}, ["critic", "bits"]),
+            ({**FSDP, **CHEAP, **OFFLOADED}, ["critic", "bits"]),
         ],
         [sums, packed_and_compiled, of_bits],
     ),
@@ -542,7 +542,8 @@ TRAINERS = {
         [
             (zero(1), ["half", "adapters"]),
             (zero(1, **OFFLOADED), ["half"]),
-            (zero(2), ["half", "critic", "pairs"]),
+            (zero(2), ["critic", "pairs"]),
+            (zero(2, **CHEAP), ["half"]),
             (zero(3), ["half", "shared critic", "episodes", "distil", "adapters of experts"]),
             (zero(3, offload="all"), ["grpo", "critic"]),
             (zero(3, **CHEAP), ["grpo"]),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -16,20 +14,20 @@ IDS = torch.tensor([[3, 4, 5, 6, 7, 8]])
 WHERE = torch.arange(6)[None] > 0
 
 
-def backend_on(quantize_on: str | None) -> Backend:
+def backend_on(quantize_on):
     model = tiny("llama")
     backend = Backend(model, adapted=Adapted(model, 3, 6.0, (), 5, quantize_on=quantize_on))
     backend.start(OptimizerConfig(learning_rate=0.05), 10)
     return backend
 
 
-def train(backend: Backend) -> None:
+def train(backend):
     for _ in range(3):
         backend.backward(-backend.logprobs(IDS, WHERE, 1.0)[0].sum())
         backend.step()
 
 
-def scored(backend: Backend, which: Any) -> torch.Tensor:
+def scored(backend, which):
     with torch.no_grad():
         return backend.logprobs(IDS, WHERE, 1.0, which)[0]
 
@@ -64,7 +62,6 @@ def test_it_stays_while_the_policy_moves_and_comes_back_the_same(quantize_on, tm
 def test_a_moving_mean_is_one_of_whole_weights(quantize_on, is_fresh, tmp_path):
     """The product of two means of factors is not the mean of their products."""
     backend = backend_on(quantize_on)
-    assert backend.adapted is not None
     if not is_fresh:
         train(backend)
     backend.refresh_reference()

@@ -8,10 +8,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -29,14 +26,14 @@ FILES = {
 }
 
 
-def content(mark: int) -> dict[str, bytes]:
+def content(mark):
     return {name: data.replace(b"%d", str(mark).encode()) for name, data in FILES.items()}
 
 
-def writer(mark: int) -> Callable[[Path], None]:
+def writer(mark):
     """Writes files that only the checkpoint `mark` has."""
 
-    def write(folder: Path) -> None:
+    def write(folder):
         for name, data in content(mark).items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(data)
@@ -44,19 +41,19 @@ def writer(mark: int) -> Callable[[Path], None]:
     return write
 
 
-def saved(root: Path, serial: int, mark: int, keep: int) -> Path:
+def saved(root, serial, mark, keep):
     assert save(root, serial, writer(mark), keep) is None
     return path_of(root, serial)
 
 
-def flip(path: Path) -> None:
+def flip(path):
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(bytes(data))
 
 
-def edit_manifest(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
-    def tamper(path: Path) -> None:
+def edit_manifest(change):
+    def tamper(path):
         manifest = json.loads((path / MANIFEST).read_text())
         changed = change(manifest)
         (path / MANIFEST).write_text(json.dumps(manifest if changed is None else changed))
@@ -70,30 +67,30 @@ CHANGES = frozenset({"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "
 @pytest.fixture(autouse=True)
 def synced(monkeypatch):
     """The paths synced so far; the disk itself is spared, for what it holds after a power cut no test can see."""
-    paths: list[str] = []
+    paths = []
     monkeypatch.setattr(os, "fsync", lambda handle: paths.append(os.readlink(f"/proc/self/fd/{handle}")))
     return paths
 
 
-def holds(path: Path | None, mark: int) -> bool:
+def holds(path, mark):
     """The checkpoint is there with all its files as they were written."""
     return path is not None and all((path / n).read_bytes() == data for n, data in content(mark).items())
 
 
-def two_before(root: Path) -> None:
+def two_before(root):
     """Checkpoints 1 and 2."""
     save(root, 1, writer(1), keep=2)
     save(root, 2, writer(2), keep=2)
 
 
-def in_a_child(work: Callable[[], Any], kill_at: int) -> bool:
+def in_a_child(work, kill_at):
     """Do `work` in a fork that ends, as by SIGKILL, before its file operation `kill_at`; True if it got there."""
     sys.stdout.flush()
     pid = os.fork()
     if pid == 0:  # no handler, no finally: audit hooks run inside the operation, and _exit does nothing on the way
         seen = 0
 
-        def hook(event: str, _: Any) -> None:
+        def hook(event, _):
             nonlocal seen
             if event in CHANGES:
                 seen += 1
@@ -126,7 +123,6 @@ def test_what_is_still_to_be_written_ends_in_another_thread(tmp_path):
             return rest
 
         end = save(tmp_path, 3, write, keep=1)
-        assert end is not None
         assert not path_of(tmp_path, 3).exists()
         return end
 
@@ -139,37 +135,44 @@ def test_what_is_still_to_be_written_ends_in_another_thread(tmp_path):
     assert holds(newest_whole(tmp_path)[0], 3)
 
 
-def killed_at_each_operation(again: bool, folder: Path) -> None:
-    """In a process with little memory, as it is forked some hundred times."""
-    number = 2 if again else 3
-    kills, outcomes = 0, set()
+def after_each_fault(again, folder, fault):
+    """Let a save have its fault at the first operation, at the second and so on, until there is no further one.
+
+    `again`: the new checkpoint has the number of one that is there. `fault(root, number, at)` is true if it saved as
+    far as operation `at`. Each time there is the old newest checkpoint or the new one, and the next save finds nothing
+    in its way. Return the number of operations, and whether the new one was there after some and after others not.
+    """
+    number, outcomes = 2 if again else 3, set()
     two_before(folder / "before")
-    while True:
-        root = folder / f"{kills}"
+    for at in range(500):
+        root = folder / f"{at}"
         shutil.copytree(folder / "before", root)
-        if not in_a_child(lambda: save(root, number, writer(33), keep=2), kills):  # noqa: B023
-            break
+        was_reached = fault(root, number, at)
         found, refused = newest_whole(root)
-        assert found is not None
         is_new = found.name == f"{number:08d}" and holds(found, 33)
-        assert is_new or (found.name == "00000002" and holds(found, 2))
+        assert is_new or (was_reached and found.name == "00000002" and holds(found, 2))
         assert not refused
         assert is_new or holds(root / "00000001", 1)
+        if not was_reached:
+            return at, outcomes
         outcomes.add(is_new)
         assert holds(saved(root, number, 34, keep=2), 34)
         assert {p.name for p in root.iterdir()} == {"00000001" if again else "00000002", f"{number:08d}"}
         shutil.rmtree(root)
-        kills += 1
-    assert kills > 20
-    assert outcomes == {False, True}
-    assert holds(newest_whole(root)[0], 33)
+    raise AssertionError("there is a further operation each time")
+
+
+def killed(root, number, at):
+    return in_a_child(lambda: save(root, number, writer(33), keep=2), at)
 
 
 @pytest.mark.run
 @pytest.mark.parametrize("again", [False, True])
 def test_a_kill_at_any_file_operation_leaves_the_old_newest_or_the_new_one(again, tmp_path):
-    """`again`: the new checkpoint has the number of one that is there. Afterwards a save finds nothing in its way."""
-    warm((__name__,)).call(killed_at_each_operation, again, tmp_path)
+    """In a process with little memory, as it is forked some hundred times."""
+    num_operations, outcomes = warm((__name__,)).call(after_each_fault, again, tmp_path, killed)
+    assert num_operations > 20
+    assert outcomes == {False, True}
 
 
 def test_all_is_on_disk_before_it_has_its_name(synced, tmp_path, monkeypatch):
@@ -195,12 +198,12 @@ def test_all_is_on_disk_before_it_has_its_name(synced, tmp_path, monkeypatch):
         assert max(moved, key=synced.index) == moved[0]
 
 
-def empty(path: Path) -> None:
+def empty(path):
     shutil.rmtree(path)
     path.mkdir()
 
 
-TAMPERED: dict[str, tuple[Callable[[Path], Any], str]] = {
+TAMPERED = {
     "byte flipped": (lambda p: flip(p / "model/weights.bin"), "model/weights.bin was changed"),
     "byte added": (lambda p: (p / "empty").write_bytes(b"x"), "empty has 1 bytes"),
     "file cut": (lambda p: os.truncate(p / "model/weights.bin", 10), "model/weights.bin has 10 bytes"),
@@ -265,7 +268,7 @@ def test_the_newest_k_are_kept(keep, tmp_path):
     assert kept == [f"{i:08d}" for i in (7, 99, 100, 12345)][-keep:]
 
 
-def errno_of(number: int) -> OSError:
+def errno_of(number):
     return OSError(number, os.strerror(number), "somewhere")
 
 
@@ -300,39 +303,29 @@ def test_an_error_of_the_disk_is_a_run_error_and_after_any_error_nothing_is_lost
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("operation", ["rename", "fsync", "open", "mkdir"])
 def test_a_disk_that_fills_at_any_operation_loses_nothing(again, operation, tmp_path, monkeypatch):
-    number = 2 if again else 3
-    original = getattr(os, operation)
-    two_before(tmp_path / "before")
-    for fail_at in range(50):
-        root = tmp_path / f"{fail_at}"
-        shutil.copytree(tmp_path / "before", root)
-        left = [fail_at]
+    plain = getattr(os, operation)
 
-        def failing(*args, left=left, **options):
+    def full(root, number, at):
+        left = [at]
+
+        def failing(*arguments, **options):
             left[0] -= 1
             if left[0] == -1:
                 raise errno_of(errno.ENOSPC)
-            return original(*args, **options)
+            return plain(*arguments, **options)
 
-        monkeypatch.setattr(os, operation, failing)
-        try:
-            save(root, number, writer(33), keep=2)
-            failed = False
-        except RunError as exc:
-            assert "free space" in str(exc)  # noqa: PT017
-            failed = True
-        finally:
-            monkeypatch.setattr(os, operation, original)
-        found, refused = newest_whole(root)
-        assert not refused
-        assert holds(found, 33) or (found is not None and found.name == "00000002" and holds(found, 2))
-        assert failed or holds(found, 33)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, operation, failing)
+            try:
+                save(root, number, writer(33), keep=2)
+            except RunError as exc:
+                assert "free space" in str(exc)  # noqa: PT017
+            else:
+                assert holds(newest_whole(root)[0], 33)
         assert all(p.name.isdigit() for p in root.iterdir())
-        shutil.rmtree(root)
-        if not failed and left[0] >= 0:  # the operation was done less often than that
-            assert fail_at > 0
-            return
-    raise AssertionError("the operation kept failing")
+        return left[0] < 0
+
+    assert after_each_fault(again, tmp_path, full)[0] > 0
 
 
 def test_what_other_killed_saves_left_is_swept(tmp_path):
@@ -342,10 +335,10 @@ def test_what_other_killed_saves_left_is_swept(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["00000001"]
 
 
-def replaced_by_link(name: str, target: str) -> Callable[[Path], None]:
+def replaced_by_link(name, target):
     """Puts a link in the place of a file or folder in the checkpoint; "": of the checkpoint itself."""
 
-    def replace(path: Path) -> None:
+    def replace(path):
         old = path / name
         shutil.rmtree(old) if old.is_dir() else old.unlink()
         old.symlink_to(target)
@@ -354,7 +347,7 @@ def replaced_by_link(name: str, target: str) -> Callable[[Path], None]:
 
 
 ERRS = "/proc/self/mem"  # its first byte cannot be read: EIO
-UNREADABLE: dict[str, tuple[Callable[[Path], Any], str]] = {
+UNREADABLE = {
     "newer format": (edit_manifest(lambda m: m.update(format=2)), "its format is 2, this version reads 1"),
     "format a word": (edit_manifest(lambda m: m.update(format="1.1")), "its format is '1.1', this version reads 1"),
     "manifest on a bad disk": (replaced_by_link(MANIFEST, ERRS), "Input/output error"),
@@ -377,7 +370,6 @@ def test_what_may_be_whole_is_no_damage_and_nothing_older_is_used(case, tmp_path
         newest_whole(tmp_path)
     assert re.search(r"make them readable .*out of .* to continue from the older 00000002", str(e.value))
     bad = damage_of(tmp_path / "00000003")
-    assert bad is not None
     assert not bad.is_damaged
     (tmp_path / "00000003").rename(tmp_path / "00000003.aside")
     assert newest_whole(tmp_path) == (tmp_path / "00000002", [])

@@ -135,7 +135,7 @@ def test_an_idle_micro_batch_trains_on_nothing():
     assert float(idle.response_mask.sum()) == 0
 
 
-def prompts(names: str) -> list[Prompt]:
+def prompts(names):
     return [Prompt(n, "?", "exact", "x") for n in names]
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 
 from tests.oracles import advantages as oracle
 from tests.train.batches import (
@@ -20,20 +17,17 @@ from tests.train.batches import (
     watched,
     weights,
 )
-from verizero.pipeline.config.sections import OptimizerConfig
 from verizero.pipeline.errors import ConfigError, RunError
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.collate import collate, micros_of
-from verizero.pipeline.train.critic import Critic, critic_values_of
+from verizero.pipeline.train.critic import critic_values_of
 from verizero.pipeline.train.step import update
-from verizero.pipeline.types import Group
 
 
-def with_critic(shared: bool, optimizer: OptimizerConfig = OPTIMIZER, seed: int = 0) -> Backend:
+def with_critic(shared, optimizer=OPTIMIZER, seed=0):
     """A backend whose critic has a head that is not zero, so that values differ."""
     backend = backend_of(seed, optimizer)
     backend.start_critic(shared, optimizer, 10)
-    assert backend.critic is not None
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         for p in head_of(backend.critic).parameters():
@@ -41,18 +35,13 @@ def with_critic(shared: bool, optimizer: OptimizerConfig = OPTIMIZER, seed: int 
     return backend
 
 
-def critic_of(backend: Backend) -> Critic:
-    assert backend.critic is not None
-    return backend.critic
+def critic_weights(backend):
+    return {k: v.detach().clone() for k, v in backend.critic.trained.model.state_dict().items()}
 
 
-def critic_weights(backend: Backend) -> dict[str, Tensor]:
-    return {k: v.detach().clone() for k, v in critic_of(backend).trained.model.state_dict().items()}
-
-
-def slow_values(backend: Backend, groups: list[Group]) -> list[list[Tensor]]:
+def slow_values(backend, groups):
     """V before each response token and after the last, row by row without padding, through transformers' forward."""
-    critic = critic_of(backend)
+    critic = backend.critic
     out = []
     for m in (m for g in groups for m in g.members if m.reward is not None):
         ids = torch.tensor([[*m.rollout.prompt_ids, *m.rollout.response_ids]])
@@ -71,7 +60,7 @@ def test_values_are_of_the_state_before_each_token(shared, tokens):
     backend, groups = with_critic(shared), groups_of()
     batch = collate(groups, 0)
     micros = micros_of(batch, list(range(len(batch.rewards))), tokens)
-    found = critic_values_of(critic_of(backend), batch, micros)
+    found = critic_values_of(backend.critic, batch, micros)
     for i, wanted in enumerate(slow_values(backend, groups)):
         values = found[i][batch.response_mask[i] > 0]
         torch.testing.assert_close(values, torch.stack(wanted[:-1]).detach(), rtol=1e-9, atol=1e-12)
@@ -84,7 +73,7 @@ def test_a_new_critic_says_zero_and_its_backbone_is_the_policys(shared):
     before = torch.get_rng_state()
     backend.start_critic(shared, OPTIMIZER, 10)
     assert torch.equal(before, torch.get_rng_state()), "making a critic draws no number of anybody else's"
-    critic = critic_of(backend)
+    critic = backend.critic
     assert all(float(v.detach().abs()) == 0 for row in slow_values(backend, groups_of()) for v in row)
     if not shared:
         ours, theirs = critic.trained.model.base_model.state_dict(), backend.model.base_model.state_dict()
@@ -92,7 +81,7 @@ def test_a_new_critic_says_zero_and_its_backbone_is_the_policys(shared):
         assert not {p.data_ptr() for p in ours.values()} & {p.data_ptr() for p in theirs.values()}
 
 
-def slow_value_loss(backend: Backend, groups: list[Group], lam: float, clip: float | None) -> Tensor:
+def slow_value_loss(backend, groups, lam, clip):
     """The mean over tokens of 0.5 (V - return)^2; V has not moved yet, so the clip changes nothing."""
     rows = slow_values(backend, groups)
     rewards = [m.reward for g in groups for m in g.members if m.reward is not None]
@@ -106,7 +95,7 @@ def slow_value_loss(backend: Backend, groups: list[Group], lam: float, clip: flo
     return loss / num
 
 
-def gradients(backend: Backend, groups: list[Group], **params: Any) -> tuple[dict[str, float], Tensor, Tensor]:
+def gradients(backend, groups, **params):
     """Metrics of an update by PPO, and the gradients of the policy and of the critic."""
     parts = parts_of("ppo", kl_coef=0.0, num_minibatches=1, **params)
     metrics, (policy, critic) = watched(backend, lambda: update(backend, parts, groups, settings_of(parts)))
@@ -118,7 +107,7 @@ def gradients(backend: Backend, groups: list[Group], **params: Any) -> tuple[dic
 def test_an_update_of_the_critic_is_the_formulas(lam_critic, clip):
     backend, groups = with_critic(False), groups_of()
     loss = slow_value_loss(backend, groups, 0.9 if lam_critic is None else lam_critic, clip)
-    wanted = torch.autograd.grad(0.5 * loss, list(critic_of(backend).trained.model.parameters()))
+    wanted = torch.autograd.grad(0.5 * loss, list(backend.critic.trained.model.parameters()))
     numbers = {"value_clip": clip, "value_loss_coef": 0.5, "lam": 0.9, "lam_critic": lam_critic}
     metrics, _, found = gradients(backend, groups, **numbers)
     assert metrics["critic/loss"] == pytest.approx(float(loss.detach()), rel=1e-6)
@@ -164,7 +153,7 @@ def test_the_saved_critic_is_a_token_classifier_of_one_label(tmp_path):
     model = transformers.AutoModelForTokenClassification.from_pretrained(tmp_path / "critic", dtype=torch.float64)
     ids = torch.tensor([[3, 5, 7, 9]])
     where = torch.tensor([[False, True, True, True]])
-    torch.testing.assert_close(model.eval()(ids).logits[0, :3, 0], critic_of(backend).values(ids, where)[0, 1:])
+    torch.testing.assert_close(model.eval()(ids).logits[0, :3, 0], backend.critic.values(ids, where)[0, 1:])
 
 
 @pytest.mark.run
@@ -178,7 +167,7 @@ def test_an_architecture_without_a_token_classifier_is_refused_with_the_way_out(
     with pytest.raises(ConfigError, match="critic_shared: true"):
         backend.start_critic(False, OPTIMIZER, 1)
     backend.start_critic(True, OPTIMIZER, 1)
-    assert critic_of(backend).trained.model.in_features == 16
+    assert backend.critic.trained.model.in_features == 16
 
 
 def test_an_algorithm_with_a_critic_does_not_train_without_one():

@@ -7,10 +7,8 @@ from __future__ import annotations
 import math
 import re
 from array import array
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any, Literal
 
 import pytest
 import torch
@@ -48,21 +46,16 @@ from verizero.pipeline.train.distillation import ModelTeacher, distill_update
 from verizero.pipeline.train.preference import preference_update
 from verizero.pipeline.train.step import update
 from verizero.pipeline.train.texts import Row, text_gradient
-from verizero.pipeline.types import Group
 
-Packing = Literal["auto", "on", "off"]
-Solved = tuple[dict[str, float], list[torch.Tensor]]
-"""Metrics, and the gradient of each optimiser step."""
-Objective = Callable[[Packing, int], Solved]
-ALONE: tuple[Packing, int] = ("off", 1)
-LAYOUTS: list[tuple[Packing, int]] = [("off", 40), ("off", 10_000), ("on", 60), ("auto", 10_000)]
-CUT_TREE: tuple[Packing, int] = ("auto", 60)
+ALONE = ("off", 1)
+LAYOUTS = [("off", 40), ("off", 10_000), ("on", 60), ("auto", 10_000)]
+CUT_TREE = ("auto", 60)
 
 
-def rl(algorithm: str, groups: Callable[[], list[Group]] = forked, **params: Any) -> Objective:
+def rl(algorithm, groups=forked, **params):
     """An update; "lora" trains adapters, and "term" gives a term of distillation."""
 
-    def solved(packing: Packing, tokens: int) -> Solved:
+    def solved(packing, tokens):
         own = {k: v for k, v in params.items() if k not in ("lora", "term")}
         parts, model = parts_of(algorithm, **own), with_exact_norms(policy())
         adapted = Adapted(model, 2, 4.0, (), 7) if params.get("lora") else None
@@ -78,19 +71,19 @@ def rl(algorithm: str, groups: Callable[[], list[Group]] = forked, **params: Any
     return solved
 
 
-def experts() -> Any:
+def experts():
     return with_exact_norms(sampled.model_of("qwen3_moe", torch.float64))
 
 
 @cache
-def recorded() -> list[Group]:
+def recorded():
     """Responses with kept sets and routes; a prompt's first token has other experts in one row."""
     how = sampled.Sampling(sampled.MAX, 0.8, 0.8, 6, max_kept=9, keep_routing=True)
     first, *others = sampled.groups_of(experts(), how)
     return [rerouted(first), *others]
 
 
-def rerouted(group: Group) -> Group:
+def rerouted(group):
     first, *others = group.members
     routing = first.rollout.routing
     chosen = array("h", routing.experts)
@@ -100,15 +93,15 @@ def rerouted(group: Group) -> Group:
     return replace(group, members=(replace(first, rollout=rollout), *others))
 
 
-def of_experts(packing: Packing, tokens: int) -> Solved:
+def of_experts(packing, tokens):
     backend, parts = Backend(experts(), TrainConfig(packing=packing)), parts_of("deepseek_v32", num_minibatches=2)
     backend.start(OPTIMIZER, 10)
     backend.refresh_reference()
     return watched(backend, lambda: update(backend, parts, recorded(), settings_of(parts, tokens)))
 
 
-def pairs(name: str, params: dict[str, Any]) -> Objective:
-    def solved(packing: Packing, tokens: int) -> Solved:
+def pairs(name, params):
+    def solved(packing, tokens):
         backend = test_preference.backend_of(packing=packing)
         rows = test_preference.rows_of(labels=test_preference.is_of_labels(name))
         batch = test_preference.batch_of(test_preference.with_shared_prompts(rows))
@@ -118,8 +111,8 @@ def pairs(name: str, params: dict[str, Any]) -> Objective:
     return solved
 
 
-def distil(objective: Any) -> Objective:
-    def solved(packing: Packing, tokens: int) -> Solved:
+def distil(objective):
+    def solved(packing, tokens):
         backend = Backend(with_exact_norms(policy()), TrainConfig(packing=packing))
         backend.start(OPTIMIZER, 10)
         teachers = {name: ModelTeacher(with_exact_norms(policy(seed))) for name, seed in (("a", 50), ("b", 60))}
@@ -128,7 +121,7 @@ def distil(objective: Any) -> Objective:
     return solved
 
 
-def texts(packing: Packing, tokens: int) -> Solved:
+def texts(packing, tokens):
     """Some begin alike, so that they are a tree."""
     backend, rows = Backend(with_exact_norms(policy()), TrainConfig(packing=packing)), test_texts.texts(count=12)
     backend.start(OPTIMIZER, 10)
@@ -137,8 +130,8 @@ def texts(packing: Packing, tokens: int) -> Solved:
     return watched(backend, lambda: text_gradient(backend, rows, 1.0, 0, tokens) | backend.step())
 
 
-def reward_model(batch: list[Any]) -> Objective:
-    def solved(packing: Packing, tokens: int) -> Solved:
+def reward_model(batch):
+    def solved(packing, tokens):
         backend = Backend(
             tiny("qwen2 tied", dtype=torch.float64), TrainConfig(packing=packing, micro_batch_tokens=tokens)
         )
@@ -155,11 +148,11 @@ EPOCHS = {"num_epochs": 2, "num_minibatches": 2}
 OLD = {"mismatch_stale": "decoupled", "num_minibatches": 2}
 
 
-def some_stale() -> list[Group]:
+def some_stale():
     return stale(stale(longer(groups_of(4)), 2, 1, version=2), 0, 0, version=1)
 
 
-FEW: dict[str, Objective] = {
+FEW = {
     "single responses": rl("grpo", some_stale, kl_coef=0.05, mismatch_level="token", **EPOCHS),
     "short prompts": rl("gspo", lambda: groups_of(4), num_minibatches=2),
     "LoRA": rl("grpo", lambda: longer(groups_of(3)), kl_coef=0.05, lora=True),
@@ -173,7 +166,7 @@ FEW: dict[str, Objective] = {
     "distillation": distil(OBJECTIVES[0]),
     "a reward model of pairs": reward_model(test_reward_model.pairs()),
 }
-MANY: dict[str, Objective] = {
+MANY = {
     **{name: rl(name) for name in names("algorithms") if name not in ("custom", "pass_at_k", "flash_reinforce")},
     "pass_at_k": rl("pass_at_k", k=2),
     "flash_reinforce": rl("flash_reinforce", mismatch_reject={"mean_binary_kl": 9.0}),
@@ -199,11 +192,11 @@ def short_runs(monkeypatch):
 
 
 @cache
-def alone(name: str) -> Solved:
+def alone(name):
     return {**FEW, **MANY}[name](*ALONE)
 
 
-def check(name: str, layout: tuple[Packing, int]) -> None:
+def check(name, layout):
     metrics, gradients = {**FEW, **MANY}[name](*layout)
     wanted, others = alone(name)
     assert finite(metrics)

@@ -52,7 +52,7 @@ def test_ranks_that_would_share_a_gpu_are_refused(monkeypatch):
 
 
 def test_the_libraries_are_told_the_same_gpu(monkeypatch):
-    taken: list[int] = []
+    taken = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
     monkeypatch.setenv("LOCAL_RANK", "5")
@@ -68,7 +68,7 @@ def test_gradients_of_gpus_go_over_nccl_and_messages_over_gloo(device, wanted):
     assert collectives(device) == wanted
 
 
-def switches() -> tuple[Any, ...]:
+def switches():
     return (
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -127,7 +127,7 @@ class TestBackward:
         parts, backend = parts_of(name), backend_of()
         if parts.critic is not None:
             backend.start_critic(parts.critic.shared, OPTIMIZER, 10)
-        seen: list[bool] = []
+        seen = []
         learners = [backend.model] if backend.critic is None else [backend.model, head_of(backend.critic)]
         for parameter in (next(m.parameters()) for m in learners):
             parameter.register_hook(lambda _: seen.append(torch.is_deterministic_algorithms_warn_only_enabled()))
@@ -150,7 +150,7 @@ class TestBackward:
         backend.start(OPTIMIZER, 10)
         backend.refresh_reference()
         layer = backend.model.model.layers[0].mlp
-        seen: list[tuple[bool, bool]] = []
+        seen = []
         layer.register_forward_pre_hook(
             lambda *_: seen.append((torch._C._current_graph_task_id() >= 0, *switches()[1:2]))
         )

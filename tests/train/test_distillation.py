@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Literal
 
 import pytest
 import torch
-from torch import Tensor
 
 from tests.json_server import serving as serving_json
 from tests.models.families import VOCAB, tiny, with_exact_norms
@@ -41,13 +38,11 @@ from verizero.pipeline.train.distillation import (
     ReferenceTeacher,
     ServedTeacher,
     Server,
-    Teacher,
     distill_update,
 )
 from verizero.pipeline.train.ranks import Ranks
 from verizero.pipeline.train.step import update
 
-Packing = Literal["auto", "off"]
 OBJECTIVES = [
     Objective(temperature=0.8),
     Objective("forward_kl", "top_k", top_k=3),
@@ -61,11 +56,11 @@ SERVABLE = [
 ]
 
 
-def rows_of(num: int = 7, seed: int = 0, teachers: str = "ab") -> list[DistillRow]:
+def rows_of(num=7, seed=0, teachers="ab"):
     """Responses to prompts that the teachers read differently; up to four rows have the same prompts."""
     rng = random.Random(seed)
 
-    def text(least: int, most: int) -> tuple[int, ...]:
+    def text(least, most):
         return tuple(rng.choices(range(2, VOCAB), k=rng.randint(least, most)))
 
     prompts = [(text(4, 7), text(4, 9)) for _ in range(0, num, 4)]
@@ -77,32 +72,26 @@ def rows_of(num: int = 7, seed: int = 0, teachers: str = "ab") -> list[DistillRo
     ]
 
 
-def exact(seed: int = 0) -> Any:
+def exact(seed=0):
     """A policy or teacher whose numbers differ by float64's rounding alone, however its rows are laid out."""
     return with_exact_norms(policy(seed))
 
 
-def settings(tokens: int = 4096) -> DistillSettings:
+def settings(tokens=4096):
     return DistillSettings(pad_id=0, micro_batch_tokens=tokens)
 
 
-def backend_of(ranks: Ranks | None = None, packing: Packing = "auto") -> Backend:
+def backend_of(ranks=None, packing="auto"):
     backend = Backend(exact(), ranks=ranks or Ranks(), config=TrainConfig(packing=packing))
     backend.start(OPTIMIZER, 10)
     return backend
 
 
-def held() -> dict[str, Teacher]:
+def held():
     return {"a": ModelTeacher(exact(50)), "b": ModelTeacher(exact(60))}
 
 
-def updated(
-    rows: list[DistillRow],
-    objective: Objective,
-    tokens: int = 4096,
-    teachers: Mapping[str, Teacher] | None = None,
-    packing: Packing = "auto",
-) -> tuple[dict[str, float], dict[str, Tensor]]:
+def updated(rows, objective, tokens=4096, teachers=None, packing="auto"):
     backend = backend_of(packing=packing)
     metrics = distill_update(backend, teachers or held(), rows, objective, settings(tokens))
     return metrics, weights(backend)
@@ -259,19 +248,19 @@ def test_a_term_adds_the_coefficient_times_its_gradient_to_that_of_the_algorithm
 class Served:
     """The model, the requests so far, and how often each prompt is refused before it is answered."""
 
-    def __init__(self, model: Any, max_logprobs: int = 20, refusals: int = 0) -> None:
+    def __init__(self, model, max_logprobs=20, refusals=0):
         self.model, self.max_logprobs = model, max_logprobs
         self.left = refusals
-        self.asked: list[dict[str, Any]] = []
+        self.asked = []
         self.url = ""
 
     @torch.no_grad()
-    def answer(self, body: dict[str, Any]) -> dict[str, Any]:
+    def answer(self, body):
         """The reply of vllm serve: the first token has no entry, each other one the k most likely and itself."""
         ids, k = body["prompt"], body["prompt_logprobs"]
         logits = self.model(input_ids=torch.tensor([ids])).logits[0].double()
         log_q = logits.log_softmax(-1)
-        places: list[Any] = [None]
+        places = [None]
         for t in range(1, len(ids)):
             row = log_q[t - 1]
             order = row.argsort(descending=True, stable=True).tolist()
@@ -282,7 +271,7 @@ class Served:
             )
         return {"choices": [{"index": 0, "text": "", "finish_reason": "length", "prompt_logprobs": places}]}
 
-    def reply(self, path: str, content: bytes, key: str | None) -> tuple[int, Any]:
+    def reply(self, path, content, key):
         body = json.loads(content)
         self.asked.append({**body, "path": path})
         if self.left > 0:
@@ -295,7 +284,7 @@ class Served:
 
 
 @contextmanager
-def serving(served: Served) -> Iterator[Served]:
+def serving(served):
     """Serve until the block ends; `url` is the base URL."""
     with serving_json(served.reply) as address:
         served.url = f"{address}/v1"

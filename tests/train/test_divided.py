@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -30,18 +28,18 @@ DIVIDED = [(1, "none"), (2, "optimizer"), (3, "none"), (3, "all")]
 """Stages of ZeRO, each with what is offloaded."""
 
 
-def norms(zero: int, offload: str) -> list[float]:
+def norms(zero, offload):
     """The gradient's norm in updates whose micro-batches use the whole policy, or its embeddings alone."""
     ids = torch.tensor([[3, 4, 5, 6]])
 
-    def whole(model: Any) -> torch.Tensor:
+    def whole(model):
         return model(input_ids=ids).logits.square().mean() * 100
 
-    def embeddings(model: Any) -> torch.Tensor:
+    def embeddings(model):
         return (model.model.embed_tokens(ids) ** 2).mean() / 1000
 
     model, config = two_layers(), OptimizerConfig(learning_rate=1e-3, max_grad_norm=None)
-    backend: Any = Backend(model)
+    backend = Backend(model)
     if zero:
         train = TrainConfig(backend="deepspeed", device="cpu", zero=zero, offload=offload)
         backend = Backend(model, train)
@@ -57,7 +55,7 @@ def norms(zero: int, offload: str) -> list[float]:
     return seen
 
 
-def plain_step(backend: Any, config: Any) -> float:
+def plain_step(backend, config):
     """An update of torch's backend, in which a parameter that nothing used has a gradient of zero as in DeepSpeed's."""
     parameters = [p for p in backend.model.parameters() if p.grad is not None]
     norm = finite_norm(parameters, "gradient norm", 0)
@@ -66,7 +64,7 @@ def plain_step(backend: Any, config: Any) -> float:
     return float(norm)
 
 
-def norms_of_each(settings: list[tuple[int, str]]) -> list[list[float]]:
+def norms_of_each(settings):
     """`norms` of each, in one process."""
     return [norms(zero, offload) for zero, offload in settings]
 
@@ -138,7 +136,7 @@ def test_a_divided_reference_waits_there_from_the_start(tmp_path):
     assert device_bytes(again.reference) == {0}
 
 
-def device_bytes(reference: Any) -> set[int]:
+def device_bytes(reference):
     return {p.to_local().untyped_storage().nbytes() for p in reference.model.parameters()}
 
 

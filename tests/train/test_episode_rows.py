@@ -7,7 +7,6 @@ import math
 import random
 from array import array
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -24,7 +23,7 @@ from verizero.pipeline.rollout.engine import Sampling
 from verizero.pipeline.run.teachers import distill_rows
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.collate import collate, replay_of, rows_of, turn_table
-from verizero.pipeline.types import Episode, Group, KeptTokens, Rollout, Routing, Turn
+from verizero.pipeline.types import Episode, KeptTokens, Turn
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -91,24 +90,24 @@ def test_turns_have_their_rewards():
         torch.testing.assert_close(rewards[e], wanted, equal_nan=True)
 
 
-def experts_of(routing: Routing, start: int, stop: int) -> Routing:
+def experts_of(routing, start, stop):
     size = routing.layers * routing.top_k * 2
     return dataclasses.replace(routing, experts=routing.experts[start * size : stop * size])
 
 
-def select_answers(kept: KeptTokens, start: int, stop: int) -> KeptTokens:
+def select_answers(kept, start, stop):
     first, last = sum(kept.sizes[:start]), sum(kept.sizes[:stop])
     return KeptTokens(kept.sizes[start:stop], kept.ids[4 * first : 4 * last])
 
 
-def taken_apart(rollout: Rollout, a: int, b: int, *, forked: bool) -> Rollout:
+def taken_apart(rollout, a, b, *, forked):
     """The response as an episode: its tokens a to b were observed, those before and after sampled, records as such.
 
     With `forked` the last turn is alone in a second row, which shares the first turn.
     """
     n, r = len(rollout.prompt_ids), rollout
 
-    def turn(observed: tuple[int, ...], start: int, stop: int) -> Turn:
+    def turn(observed, start, stop):
         routing = None
         if r.routing is not None:
             before = 0 if start == 0 else n + a - 1
@@ -125,11 +124,11 @@ def taken_apart(rollout: Rollout, a: int, b: int, *, forked: bool) -> Rollout:
     return rollout_of(r.prompt_id, r.sample, Episode(((first,), (context(first), second)), ()))
 
 
-def apart(groups: list[Group], seed: int) -> list[Group]:
+def apart(groups, seed):
     """The groups with every response of four tokens and more taken apart, half of them with a fork."""
     draw = random.Random(seed)
 
-    def cut(rollout: Rollout) -> Rollout:
+    def cut(rollout):
         if len(rollout.response_ids) < 4:
             return rollout
         a = draw.randint(1, len(rollout.response_ids) - 3)
@@ -148,7 +147,6 @@ def test_with_their_records_tokens_have_the_engines_logprobs_around_holes(name):
     model = model_of(name)
     groups = apart(groups_of(model, sampling), 0)
     batch = collate(groups, 0)
-    assert batch.turn_ids is not None
     assert int(batch.turn_ids.max()) == 1
     backend = Backend(model)
     rows = list(range(len(batch.rewards)))
@@ -166,9 +164,6 @@ def test_with_their_records_tokens_have_the_engines_logprobs_around_holes(name):
 def test_kept_sets_are_those_of_trained_tokens_alone():
     groups = apart(groups_of(model_of("qwen2"), Sampling(MAX, 0.8, 0.8, 6, max_kept=VOCAB)), 0)
     batch = collate(groups, 0)
-    assert batch.records is not None
-    assert batch.records.kept_sizes is not None
-    assert batch.records.kept_ids is not None
     sizes = batch.records.kept_sizes
     assert bool((sizes[batch.response_mask == 0] == 0).all())
     sets = [t.kept for g in groups for m in g.members for t in m.rollout.turns if t.kept is not None]
@@ -179,12 +174,11 @@ def test_kept_sets_are_those_of_trained_tokens_alone():
 
 def test_parity_reads_every_sampled_token_of_every_row():
     groups = episodes_of()
-    backend: Any = backend_of()
+    backend = backend_of()
     rollouts = [m.rollout for g in groups for m in g.members]
     gap = logprob_gap(backend, rollouts, 1.0)
     gaps = []
     for rollout in rollouts:
-        assert rollout.episode is not None
         for turns in rollout.episode.rows:
             ids = [i for t in turns for i in (*t.observed, *t.sampled)]
             logprobs = backend.model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1).detach()
@@ -208,9 +202,9 @@ def test_pairs_of_episodes_are_refused():
 def test_distillation_of_episodes_is_refused():
     own = SimpleNamespace(is_policy=False, feedback=None)
     teachers = {"teachers": {}, "all_teachers": {"teacher": own}, "has_own_teacher": False}
-    section: Any = SimpleNamespace(**teachers, stale_weights=None)
+    section = SimpleNamespace(**teachers, stale_weights=None)
     renderer = SimpleNamespace(prompt_ids=None, new_prompt_ids=None)  # what a teacher's own prompt would need
-    run: Any = SimpleNamespace(data=SimpleNamespace(renderer=renderer))
+    run = SimpleNamespace(data=SimpleNamespace(renderer=renderer))
     with pytest.raises(DataError, match="distillation reads single responses, and response 0 to 'p0' is an episode"):
         distill_rows(run, section, episodes_of(), None, 0)
     rows, _ = distill_rows(run, section, groups_of(model_of("qwen2"), Sampling(MAX)), None, 0)

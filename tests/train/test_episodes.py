@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from tests.rl.test_process import stepped
 from tests.train.batches import (
@@ -23,15 +21,12 @@ from tests.train.batches import (
     weights,
 )
 from tests.train.episodes import END, episodes_of, wrapped
-from verizero.pipeline.rl.parts import Parts
-from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.collate import collate, micros_at, row_costs
-from verizero.pipeline.train.step import Settings, _policy_gradient, prepare, update
-from verizero.pipeline.types import Group, Rollout
+from verizero.pipeline.train.step import _policy_gradient, prepare, update
 
-TOKEN: dict[str, Any] = {"advantage": "group_norm", "ratio": "token", "surrogate": "clip"}
+TOKEN = {"advantage": "group_norm", "ratio": "token", "surrogate": "clip"}
 KL = {"kl_in": "loss", "kl_form": "k3", "kl_coef": 0.3}
-AGGREGATES: dict[str, tuple[str, dict[str, Any]]] = {
+AGGREGATES = {
     "token_mean": ("custom", {**TOKEN, **KL, "aggregate": "token_mean"}),
     "sequence_mean_token_mean": ("custom", {**TOKEN, **KL, "aggregate": "sequence_mean_token_mean"}),
     "sequence_mean_token_sum": ("custom", {**TOKEN, **KL, "aggregate": "sequence_mean_token_sum"}),
@@ -43,10 +38,9 @@ AGGREGATES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gspo": ("gspo", {"clip_low": 0.2, "clip_high": 0.2, "allow": ["wide_sequence_clip"]}),
 }  # fmt: skip
-Found = tuple[dict[str, float], Tensor]
 
 
-def solved(parts: Parts, groups: list[Group], **changes: Any) -> Found:
+def solved(parts, groups, **changes):
     """Metrics and gradient of one optimiser step, all rows at once."""
     backend, settings = backend_of(), settings_of(parts, 10_000, **changes)
     prepared = prepare(backend, parts, groups, settings)
@@ -55,12 +49,12 @@ def solved(parts: Parts, groups: list[Group], **changes: Any) -> Found:
     return {**prepared.advantages.stats, **metrics}, gradient_of(backend)
 
 
-def float32(x: float) -> float:
+def float32(x):
     """Advantages and the engine's log-probs are kept in float32."""
     return float(torch.tensor(x, dtype=torch.float32))
 
 
-def advantages_of(group: Group, divides: bool) -> list[tuple[Rollout, float]]:
+def advantages_of(group, divides):
     """The advantage of each episode among those of its group, which its rows do not multiply."""
     members = [(m.rollout, m.reward) for m in group.members if m.reward is not None]
     rewards = [reward for _, reward in members]
@@ -69,20 +63,19 @@ def advantages_of(group: Group, divides: bool) -> list[tuple[Rollout, float]]:
     return [(rollout, float32((reward - mean) / std)) for rollout, reward in members]
 
 
-def double(backend: Backend, groups: list[Group], how: str, version: int = 3) -> Tensor:
+def double(backend, groups, how, version=3):
     """The loss, from transformers' own forward over every row alone and loops over turns and tokens."""
     zero = torch.zeros((), dtype=torch.float64)
-    objectives: list[list[Tensor]] = []  # by episode, then token
+    objectives = []  # by episode, then token
     for rollout, advantage in [pair for g in groups for pair in advantages_of(g, how != "sequence_mean")]:
-        assert rollout.episode is not None
         old_turns = [t.policy_version < version for row in rollout.episode.rows for t in row if t.trains]
-        own: list[Tensor] = []
+        own = []
         for turns in rollout.episode.rows:
             ids = [i for t in turns for i in (*t.observed, *t.sampled)]
             now_all = (backend.model(input_ids=torch.tensor([ids])).logits[0] / 0.8).log_softmax(-1)
             with torch.no_grad():
                 ref_all = (backend.reference.model(input_ids=torch.tensor([ids])).logits[0] / 0.8).log_softmax(-1)
-            tokens: list[tuple[Tensor, Tensor, Tensor]] = []
+            tokens = []
             place = 0
             for t in turns:
                 place += len(t.observed)
@@ -132,7 +125,7 @@ def test_loss_and_gradient_are_the_slow_loops(how, kind):
     assert metrics["response/length_mean"] == pytest.approx(tokens / num, rel=1e-12)
 
 
-CUTS: dict[str, tuple[str, dict[str, Any]]] = {
+CUTS = {
     **AGGREGATES,
     "overlong": ("dapo", {"overlong_filter": True, "overlong_buffer": 0.9, "entropy_coef": 0.1}),
     "turns": ("grpo", {"credit": "turns", "credit_gamma": 0.9}),
@@ -144,14 +137,13 @@ CUTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def cut_groups(name: str = "") -> list[Group]:
+def cut_groups(name=""):
     """Stale and fresh episodes, some of them cut at the limit of length; for "steps" responses with steps."""
     if name == "steps":
         return stepped(3)
     groups = episodes_of(num=4, seed=3, versions=(2, 3))
     first = groups[0].members[0]
     episode = first.rollout.episode
-    assert episode is not None
     ended = dataclasses.replace(first.rollout, episode=dataclasses.replace(episode, ending="tokens"))
     members = (dataclasses.replace(first, rollout=ended), *groups[0].members[1:])
     return [dataclasses.replace(groups[0], members=members), *groups[1:]]
@@ -190,9 +182,8 @@ def test_length_penalties_are_of_the_whole_episode():
     """Neither the length of a row nor that of one turn, nor what was observed, counts."""
     groups = episodes_of()
     parts = parts_of("grpo", overlong_buffer=1.0)
-    settings: Settings = settings_of(parts, max_response_tokens=12)
+    settings = settings_of(parts, max_response_tokens=12)
     batch = prepare(backend_of(), parts, groups, settings).batch
-    assert batch.episode_ids is not None
     members = [m for g in groups for m in g.members if m.reward is not None]
     for row, e in enumerate(batch.episode_ids.tolist()):
         num = members[e].rollout.num_sampled
@@ -216,7 +207,6 @@ def test_components_of_rewards_are_those_of_the_episode():
     parts = parts_of("gdpo")
     found = prepare(backend_of(), parts, groups, settings_of(parts))
     wanted = prepare(backend_of(), parts, alone, settings_of(parts)).advantages.advantages
-    assert found.batch.episode_ids is not None
     for row, e in enumerate(found.batch.episode_ids.tolist()):
         values = set(found.advantages.advantages[row][found.batch.response_mask[row] > 0].tolist())
         assert values == {float(wanted[e][wanted[e] != 0][0])}

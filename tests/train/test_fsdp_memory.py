@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -25,7 +23,6 @@ from verizero.pipeline.models.quantized import NF4_BITS
 RANKS = 4
 SIZE = os.environ.get("VERIZERO_LIVE_MODEL", "384 3").split()
 MIB = 2**20
-Measured = Callable[..., list[dict[str, Any]]]
 ACTIVATIONS = 4 * 16 * int(SIZE[0]) * (int(SIZE[1]) + 16) / MIB
 """What 16 tokens leave for the backward: the input of each block, and within a block 16 times its width."""
 
@@ -41,7 +38,7 @@ def found(tmp_path_factory):
     return measured
 
 
-def hold(found: Measured, backend: str, bounds_of: Callable[[dict[str, Any], int], dict[str, float]]) -> None:
+def hold(found, backend, bounds_of):
     """Hold the peaks of each rank to its bounds.
 
     A peak may be too much by what a thread of gloo, which had no core, still held of an earlier collective: so what is
@@ -63,7 +60,7 @@ def hold(found: Measured, backend: str, bounds_of: Callable[[dict[str, Any], int
     raise AssertionError(over)
 
 
-def most(rank: dict[str, Any]) -> dict[str, float]:
+def most(rank):
     """MiB that a rank may hold in each phase: its shards, and of the whole model two blocks and some tables."""
     shard, block, table = 4 * rank["parameters"] / RANKS / MIB, rank["block"], rank["table"]
     # A block's weights and their gradients, or these and their copy on the way to other ranks. The tied table is whole
@@ -134,7 +131,7 @@ def test_no_rank_reads_the_whole_of_a_base_in_bits(tmp_path):
 @pytest.mark.parametrize(("backend", "lora"), [("fsdp", None), ("fsdp-lora", {"rank": 4, "alpha": 8})])
 def test_the_plan_counts_what_a_rank_holds_at_most(found, backend, lora):
     shape = shape_of_live(*map(int, SIZE))
-    tree: dict[str, Any] = {
+    tree = {
         "model": {"create": {**TREE["model"]["create"], "model_type": "llama", "config": shape}},
         "rollout": {"engine": "vllm", "max_response_tokens": 12},
         "data": {**TREE["data"], "max_prompt_tokens": 4},

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-from typing import Any
 from zipfile import ZipFile
 
 import pytest
@@ -22,7 +20,7 @@ from verizero.pipeline.train.optimizer import MasterAdamW, Masters, check_kinds,
 HALF = torch.bfloat16
 
 
-def half_backend(config: OptimizerConfig, folder: Path) -> Backend:
+def half_backend(config, folder):
     """A backend of a policy that was loaded in bfloat16, as runs load it."""
     policy(dtype=torch.float32).save_pretrained(folder / "start")
     backend = Backend(load_model(str(folder / "start"), "bfloat16"))
@@ -68,8 +66,6 @@ def test_the_next_stage_takes_the_gradients_over(tmp_path):
     first = backend.policy.optimizer
     backend.start(OptimizerConfig(learning_rate=0.1), 3)
     backend.backward(next(backend.model.parameters()).sum())
-    assert isinstance(first, MasterAdamW)
-    assert isinstance(backend.policy.optimizer, MasterAdamW)
     assert all(m.grad is None for m in first.masters)
     assert backend.policy.optimizer.masters[0].grad is not None
 
@@ -107,13 +103,13 @@ SIZES = {
 """Matrices of 4,096 numbers and more: smaller tensors keep float32 moments."""
 
 
-def started(folder: Path, dtype: str, config: OptimizerConfig = CONFIG) -> Backend:
+def started(folder, dtype, config=CONFIG):
     backend = Backend(load_model(str(folder), dtype))
     backend.start(config, 10)
     return backend
 
 
-def train(backend: Backend, steps: range) -> None:
+def train(backend, steps):
     for step in steps:
         ids = torch.randint(2, 20, (2, 9), generator=torch.Generator().manual_seed(step))
         where = torch.ones(ids.shape, dtype=torch.bool)
@@ -122,11 +118,11 @@ def train(backend: Backend, steps: range) -> None:
         backend.step()
 
 
-def weights(backend: Backend) -> list[torch.Tensor]:
+def weights(backend):
     return [p.detach().clone() for p in backend.model.parameters()]
 
 
-def tensors(folder: Path) -> list[bytes]:
+def tensors(folder):
     """The bytes of the trainer's tensors in a checkpoint, in the file's order."""
     with ZipFile(folder / "trainer.pt") as file:
         return [file.read(name) for name in file.namelist() if "/data/" in name]
@@ -170,7 +166,6 @@ def test_updates_are_adamws_but_for_the_rounding_of_moments(tmp_path):
     for ours, theirs in zip(*map(weights, both), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
     eight = both[0].policy.optimizer
-    assert eight is not None
     for p, state in eight.state.items():
         numbers = sum(state[name].nbytes for name in ("state1", "state2", "absmax1", "absmax2") if name in state)
         is_wide = p.numel() < 4096 or p is both[0].model.get_input_embeddings().weight
@@ -191,7 +186,7 @@ def test_a_machine_that_lacks_what_it_needs_is_told(monkeypatch):
 
 def test_no_program_of_the_hub_is_asked_for(monkeypatch):
     """On processors with bfloat16 the library takes a kernel from the hub where `kernels` is installed."""
-    kernels: Any = object()
+    kernels = object()
     monkeypatch.setitem(sys.modules, "kernels", kernels)
     quantized._library.cache_clear()
     quantized.library("x")

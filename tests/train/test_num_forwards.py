@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from tests.train.batches import OPTIMIZER, frozen, groups_of, parts_of, policy, settings_of, stale
-from verizero.pipeline.rl.parts import Parts
 from verizero.pipeline.train import step
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.step import update
@@ -25,32 +22,32 @@ class Counting(Backend):
 
     forwards: Counter[str]
 
-    def logprobs(self, *args: Any, **named: Any) -> tuple[Tensor, Tensor | None]:
+    def logprobs(self, *args, **named):
         which = args[3] if len(args) > 3 else named.get("which", "policy")
         self.forwards[f"{which}, {'training' if torch.is_grad_enabled() else 'before'}"] += 1
         return super().logprobs(*args, **named)
 
 
-def begun(parts: Parts) -> Counting:
+def begun(parts):
     backend = Counting(policy())
     backend.forwards = Counter()
     backend.start(OPTIMIZER, 10)
     backend.reference = frozen(policy(100))
     if parts.critic is not None:
         backend.start_critic(parts.critic.shared, OPTIMIZER, 10)
-        critic: Any = backend.critic
+        critic = backend.critic
         plain = critic.values
 
-        def values(*args: Any) -> Tensor:
+        def values(*args):
             backend.forwards[f"critic, {'training' if torch.is_grad_enabled() else 'before'}"] += 1
-            out: Tensor = plain(*args)
+            out = plain(*args)
             return out
 
         critic.values = values
     return backend
 
 
-def counted(name: str, version: int = 3, **params: Any) -> tuple[dict[str, float], int]:
+def counted(name, version=3, **params):
     """Forwards per micro-batch of the whole batch, and the number of those."""
     parts = parts_of(name, **params)
     backend, groups = begun(parts), groups_of(4, 4, lost=False, version=version)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from tests.train.on_ranks import LESSONS, TRAINERS
@@ -23,7 +21,7 @@ AT_MOST = {
 AT_LEAST = {"moved": 5e-4, "critic moved": 1e-3, "base": 1.0}
 
 
-def check(found: list[dict[str, dict[str, Any]]], names: int) -> None:
+def check(found, names):
     """Hold what each rank found to the limits."""
     for rank in found:
         assert len(rank) == names
@@ -34,7 +32,7 @@ def check(found: list[dict[str, dict[str, Any]]], names: int) -> None:
             assert seen.keys() <= AT_MOST.keys() | AT_LEAST.keys()
 
 
-def num_lessons(name: str) -> int:
+def num_lessons(name):
     return sum(len(lessons) for _, lessons in TRAINERS[name].lessons)
 
 

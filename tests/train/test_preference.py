@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from functools import cache
-from typing import Any, Literal
 
 import pytest
 import torch
@@ -27,18 +26,17 @@ from verizero.pipeline.train.preference import (
 )
 from verizero.pipeline.train.ranks import Ranks
 
-Packing = Literal["auto", "off"]
-LOSSES: list[tuple[str, dict[str, Any]]] = [
+LOSSES = [
     *((name, {}) for name in ("dpo", "ipo", "kto", "orpo", "simpo", "robust", "hinge", "exo", "apo_zero", "apo_down")),
     *((name, {}) for name in ("apo_zero_unpaired", "sppo", "nca", "cpo", "bco", "discopop")),
     ("dpo", {"length_average": True}),
 ]
 
 
-def rows_of(num: int = 6, seed: int = 0, labels: bool = False) -> list[PreferenceRow]:
+def rows_of(num=6, seed=0, labels=False):
     rng = random.Random(seed)
 
-    def text(most: int) -> tuple[int, ...]:
+    def text(most):
         return tuple(rng.choices(range(2, VOCAB), k=rng.randint(1, most)))
 
     rows = [PreferenceRow(text(4), text(8), text(8)) for _ in range(num)]
@@ -47,26 +45,24 @@ def rows_of(num: int = 6, seed: int = 0, labels: bool = False) -> list[Preferenc
     return [PreferenceRow(r.prompt_ids, r.chosen_ids if i % 3 else None, r.rejected_ids) for i, r in enumerate(rows)]
 
 
-def settings(tokens: int = 4096, temperature: float = 1.0) -> PreferenceSettings:
+def settings(tokens=4096, temperature=1.0):
     return PreferenceSettings(0, temperature, tokens)
 
 
-def backend_of(
-    ranks: Ranks | None = None, drift: int = 0, dtype: torch.dtype = torch.float64, packing: Packing = "auto"
-) -> Backend:
+def backend_of(ranks=None, drift=0, dtype=torch.float64, packing="auto"):
     model = with_exact_norms(policy(drift, dtype))
     backend = Backend(model, ranks=ranks or Ranks(), config=TrainConfig(packing=packing))
     backend.start(OPTIMIZER, 10)
     return backend
 
 
-def batch_of(rows: list[PreferenceRow], temperature: float = 1.0) -> PreferenceBatch:
+def batch_of(rows, temperature=1.0):
     """With the log-probs of another policy as the reference's."""
     return _batch_of(tuple(rows), temperature)
 
 
 @cache
-def _batch_of(some: tuple[PreferenceRow, ...], temperature: float) -> PreferenceBatch:
+def _batch_of(some, temperature):
     other, rows = backend_of(drift=9), list(some)
     shifted = mismatched(rows)
     at = settings(temperature=temperature)
@@ -74,11 +70,11 @@ def _batch_of(some: tuple[PreferenceRow, ...], temperature: float) -> Preference
     return PreferenceBatch(rows, ref, shifted, shifted_ref)
 
 
-def is_of_labels(name: str) -> bool:
+def is_of_labels(name):
     return load_preference(name)[0].from_labels
 
 
-def with_shared_prompts(rows: list[PreferenceRow]) -> list[PreferenceRow]:
+def with_shared_prompts(rows):
     """The rows with long prompts; two rows have the same one."""
     rng = random.Random(3)
     prompts = [tuple(rng.choices(range(2, VOCAB), k=24)) for _ in rows]
@@ -86,13 +82,13 @@ def with_shared_prompts(rows: list[PreferenceRow]) -> list[PreferenceRow]:
 
 
 @cache
-def policies() -> tuple[Any, Any]:
+def policies():
     """The policy before its update, and the reference."""
     return backend_of().model, backend_of(drift=9).model
 
 
 @cache
-def side(prompt: tuple[int, ...], response: tuple[int, ...], temperature: float) -> Side:
+def side(prompt, response, temperature):
     """A response's log-probs by transformers' own forward over it alone."""
     each = []
     for model in policies():

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from tests.models.families import VOCAB
 from tests.train.batches import OPTIMIZER, frozen, parts_of, settings_of, watched
 from tests.train.sampled import MAX, MODELS, VERSION, forgetting, groups_of, model_of
 from verizero.pipeline.algorithms.base import load_algorithm
 from verizero.pipeline.errors import ConfigError, DataError
-from verizero.pipeline.rl.loss import LossInputs, policy_loss
+from verizero.pipeline.rl.loss import policy_loss
 from verizero.pipeline.rollout.engine import Sampling
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.collate import collate, replay_of, rows_of
 from verizero.pipeline.train.step import update
-from verizero.pipeline.types import Group, KeptTokens
+from verizero.pipeline.types import KeptTokens
 
 SAMPLINGS = {
     "top_p": Sampling(MAX, 1.0, 0.7, 0, max_kept=VOCAB),
@@ -31,11 +29,11 @@ SAMPLINGS = {
 EXPERTS = [name for name in MODELS if "moe" in name or name == "mixtral"]
 
 
-def with_routing(sampling: Sampling) -> Sampling:
+def with_routing(sampling):
     return dataclasses.replace(sampling, keep_routing=True)
 
 
-def difference(model: Any, groups: list[Group], temperature: float, rows: list[int] | None = None) -> Tensor:
+def difference(model, groups, temperature, rows=None):
     """|log-prob of the trainer - that of the engine| of every response token."""
     batch = collate(groups, 0)
     micro = batch if rows is None else rows_of(batch, rows)
@@ -60,7 +58,6 @@ def test_logprobs_are_the_engines(name, how):
 def test_recorded_experts_are_those_of_a_forward_over_the_row_alone(name):
     model = model_of(name)
     for r in (m.rollout for g in groups_of(model, Sampling(MAX, keep_routing=True)) for m in g.members):
-        assert r.routing is not None
         ids = [*r.prompt_ids, *r.response_ids]
         found = torch.frombuffer(bytearray(r.routing.experts), dtype=torch.int16).long()
         found = found.view(len(ids) - 1, r.routing.layers, r.routing.top_k)
@@ -72,7 +69,7 @@ def test_recorded_experts_are_those_of_a_forward_over_the_row_alone(name):
                 assert set(found[t, layer].tolist()) == set(order[: r.routing.top_k])
 
 
-def select_answers(rollout: Any) -> list[list[int]]:
+def select_answers(rollout):
     """The recorded sets, token by token; all tokens where none was recorded."""
     if rollout.kept is None:
         return [list(range(VOCAB)) for _ in rollout.response_ids]
@@ -84,7 +81,7 @@ def select_answers(rollout: Any) -> list[list[int]]:
     return out
 
 
-def slow_gradient(model: Any, groups: list[Group], temperature: float) -> Tensor:
+def slow_gradient(model, groups, temperature):
     """Of Dr. GRPO's loss on-policy, where the ratio is 1: each token's softmax over its own kept set, by loops."""
     total, rows = torch.zeros((), dtype=torch.float64), 0
     for group in groups:
@@ -100,7 +97,7 @@ def slow_gradient(model: Any, groups: list[Group], temperature: float) -> Tensor
     return torch.cat([g.flatten() for g in torch.autograd.grad(-total / rows, list(model.parameters()))])
 
 
-def trained(name: str, groups: list[Group], tokens: int, algorithm: str = "dr_grpo", **params: Any) -> Any:
+def trained(name, groups, tokens, algorithm="dr_grpo", **params):
     """Metrics and gradient of one update of a float64 policy, in micro-batches of at most `tokens`."""
     backend = Backend(model_of(name, torch.float64))
     backend.start(OPTIMIZER, 10)
@@ -140,7 +137,7 @@ def test_the_ratio_to_what_was_sampled_is_one_with_the_mask_and_not_without(name
 
 def test_old_and_reference_logprobs_are_over_the_kept_set_too(monkeypatch):
     """Of a policy that is its own reference: at the first of several updates all three are the same."""
-    seen: list[LossInputs] = []
+    seen = []
 
     def watched(parts, inputs, totals):
         seen.append(inputs)
@@ -155,11 +152,8 @@ def test_old_and_reference_logprobs_are_over_the_kept_set_too(monkeypatch):
     update(backend, parts, groups, settings_of(parts, 10_000, max_response_tokens=MAX))
     first, second = seen
     for other in (first.old_logprobs, first.ref_logprobs, first.rollout_logprobs):
-        assert other is not None
         torch.testing.assert_close(other.double(), first.logprobs.detach(), rtol=0, atol=1e-5)
-    assert first.entropy is not None
     assert float(first.entropy.detach().max()) <= math.log(6) + 1e-9
-    assert second.old_logprobs is not None
     assert (second.old_logprobs - second.logprobs).abs().max() > 1e-6
 
 

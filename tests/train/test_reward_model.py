@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
-from typing import Any
 
 import peft
 import pytest
@@ -21,17 +19,17 @@ from verizero.pipeline.models.lora import Adapted, is_factor
 from verizero.pipeline.models.quantized import is_quantized
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.ranks import ALONE
-from verizero.pipeline.train.reward_model import NORM, LabelledSteps, RewardModel, Sides
+from verizero.pipeline.train.reward_model import NORM, LabelledSteps, RewardModel
 from verizero.pipeline.train.torch_trained import TorchTrained
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-2, eps=1e-3)  # with 1e-8 a gradient that is rounding makes a whole step
 
 
-def pairs(count: int = 9, seed: int = 0) -> list[Sides]:
+def pairs(count=9, seed=0):
     """Better sides hold the token 5 more often."""
     draw = torch.Generator().manual_seed(seed)
 
-    def side(good: bool) -> tuple[int, ...]:
+    def side(good):
         n = int(torch.randint(2, 20, (1,), generator=draw))
         ids = torch.randint(3, VOCAB, (n,), generator=draw)
         ids[torch.rand(n, generator=draw) < 0.5] = 5 if good else 6
@@ -45,16 +43,16 @@ KINDS = ["whole", "bits"]
 """Of weights of its own, or of adapters on the base of a policy with adapters, which is in four bits."""
 
 
-def on_bits(name: str = "llama", seed: int = 0) -> Adapted:
+def on_bits(name="llama", seed=0):
     return Adapted(tiny(name, seed=seed), 3, 6.0, (), 5, quantize_on="cpu")
 
 
-def backend_of(kind: str, name: str = "llama", seed: int = 0, **train: Any) -> Backend:
+def backend_of(kind, name="llama", seed=0, **train):
     adapted = taught(on_bits(name, seed)) if kind == "bits" else None
     return Backend(tiny(name, seed=seed) if adapted is None else adapted.model, TrainConfig(**train), adapted=adapted)
 
 
-def model_of(kind: str = "whole", name: str = "qwen2 tied", scattered: bool = True, **train: Any) -> RewardModel:
+def model_of(kind="whole", name="qwen2 tied", scattered=True, **train):
     found = backend_of(kind, name, **train).reward_model(OPTIMIZER, 50)
     if scattered:
         torch.manual_seed(1)
@@ -62,7 +60,7 @@ def model_of(kind: str = "whole", name: str = "qwen2 tied", scattered: bool = Tr
     return found
 
 
-def rewards(model: RewardModel) -> torch.Tensor:
+def rewards(model):
     return model.rewards(ROWS).detach()
 
 
@@ -73,11 +71,11 @@ def test_it_begins_without_an_opinion(kind):
     assert fresh.held_out(pairs())["held_out/accuracy"] == 0.5
 
 
-def classifier(folder: Path) -> Any:
+def classifier(folder):
     return transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
 
 
-def alone(model: Any) -> torch.Tensor:
+def alone(model):
     """What transformers' own forward gives each row."""
     with torch.no_grad():
         return torch.stack([model(input_ids=torch.tensor([ids])).logits[0, 0] for ids in ROWS])
@@ -121,7 +119,7 @@ def test_it_learns_on_the_bits_of_the_policy_which_stays_as_it_is():
     assert all(torch.equal(p, before[name]) for name, p in backend.model.named_parameters())
 
 
-def steps(count: int = 9, seed: int = 0) -> list[LabelledSteps]:
+def steps(count=9, seed=0):
     """A step is right if its last token is 5."""
     draw = random.Random(seed)
     out = []
@@ -146,7 +144,7 @@ def test_the_loss_of_steps_is_the_cross_entropy_of_their_prefixes():
     assert metrics["accuracy"] == pytest.approx(float((margins > 0).double().mean()))
 
 
-def answers(count: int = 9) -> list[Sides]:
+def answers(count=9):
     """Three pairs of each prompt."""
     draw = random.Random(0)
     prompts = [tuple(draw.choices(range(3, VOCAB), k=12)) for _ in range(count // 3)]

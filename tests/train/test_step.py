@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import pytest
 import torch
@@ -19,16 +18,15 @@ from tests.train.batches import (
     weights,
 )
 from verizero.pipeline.errors import NonFiniteError
-from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.collate import minibatches
 from verizero.pipeline.train.step import update
 
 
-def watch(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+def watch(monkeypatch):
     """The rows of each optimiser step, as the update takes them."""
-    seen: list[list[int]] = []
+    seen = []
 
-    def watched(*args: Any) -> Any:
+    def watched(*args):
         for rows in minibatches(*args):
             seen.append(list(rows))
             yield rows
@@ -70,7 +68,7 @@ def test_minibatches_hang_on_seed_and_step_only(monkeypatch):
     assert len(set(cuts)) == 3
 
 
-def poison(backend: Backend) -> None:
+def poison(backend):
     """Let one gradient of the next update be no number."""
 
     def spoil(gradient):

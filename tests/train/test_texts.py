@@ -19,7 +19,7 @@ from verizero.pipeline.train.texts import Row, row_after, text_gradient
 from verizero.pipeline.train.trees import packed_paths
 
 
-def texts(seed: int = 0, count: int = 40, longest: int = 60) -> list[Row]:
+def texts(seed=0, count=40, longest=60):
     """Rows of many lengths; two spans of each are trained on. One has nothing to predict but its last token."""
     draw = torch.Generator().manual_seed(seed)
     rows = [row_after((3, 4), 1)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from contextlib import nullcontext
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -27,7 +26,6 @@ from verizero.pipeline.config.sections import TrainConfig
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models import runs, varlen
 from verizero.pipeline.models.runs import packed_width
-from verizero.pipeline.rl.parts import Parts
 from verizero.pipeline.train import trees
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.collate import (
@@ -42,16 +40,16 @@ from verizero.pipeline.train.collate import (
 from verizero.pipeline.train.ranks import Ranks
 from verizero.pipeline.train.step import prepare, update
 from verizero.pipeline.train.trees import best_paths, ids_of_rows, packed_paths, packs_rows, saved_share
-from verizero.pipeline.types import Group, Path, Run
+from verizero.pipeline.types import Run
 
 
-def begun(model: Any = None, **train: Any) -> Backend:
+def begun(model=None, **train):
     backend = Backend(policy() if model is None else model, config=TrainConfig(**train))
     backend.start(OPTIMIZER, 10)
     return backend
 
 
-def is_packed(groups: list[Group], backend: Backend, parts: Parts) -> bool:
+def is_packed(groups, backend, parts):
     return prepare(backend, parts, groups, settings_of(parts)).batch.paths is not None
 
 
@@ -87,15 +85,13 @@ def test_paths_are_those_of_the_rows_of_the_batch(monkeypatch):
     lengths = batch.attention_mask.sum(1).tolist()
     found = [list(memoryview(row).cast("i")) for row in ids_of_rows(groups)]
     assert found == [row[:n] for row, n in zip(batch.input_ids.tolist(), lengths, strict=True)]
-    assert paths is not None
     assert not is_refused
     assert [path[-1].end for path in paths] == lengths
-    tokens_of_runs: dict[int, list[int]] = {}
+    tokens_of_runs = {}
     for row, path in zip(batch.input_ids.tolist(), paths, strict=True):
         for begin, run in zip([0, *(r.end for r in path)], path, strict=False):
             assert tokens_of_runs.setdefault(run.number, row[begin : run.end]) == row[begin : run.end]
     twice, _ = packed_paths(begun(), ids_of_rows([*groups, *groups]))
-    assert twice is not None
     assert twice[: len(paths)] == twice[len(paths) :], "equal rows have the same runs"
 
 
@@ -108,7 +104,7 @@ def test_a_tree_has_each_beginning_once(seed, min_saved):
     assert len(beginnings) <= computed <= sum(map(len, rows))
     if min_saved == 1:
         assert computed == len(beginnings)
-    num_rows: dict[int, int] = {}
+    num_rows = {}
     begins = {
         run.number: begin for path in paths for begin, run in zip([0, *(r.end for r in path)], path, strict=False)
     }
@@ -140,7 +136,7 @@ def test_rows_are_dealt_once_and_micro_batches_hold_what_they_may(seed, budget, 
 
 
 def test_rows_of_a_run_are_neighbours():
-    paths: list[Path] = [(Run(i % 2, 5), Run(10 + i, 10)) for i in range(8)]
+    paths = [(Run(i % 2, 5), Run(10 + i, 10)) for i in range(8)]
     assert packed_batches(paths, 25) == [[0, 2, 4, 6], [1, 3, 5, 7]]
     assert packed_batches(paths, 15) == [[0, 2], [4, 6], [1, 3], [5, 7]]
 
@@ -211,7 +207,7 @@ def test_auto_packs_where_attention_of_variable_length_was_proved(monkeypatch):
 class WithARankThatFails(Ranks):
     """The other ranks say that they cannot."""
 
-    def any(self, flag: bool) -> bool:
+    def any(self, flag):
         return True
 
 
