@@ -1,4 +1,4 @@
-"""Parts that measure speed on a GPU: Triton kernels beside their twins of torch, the update, determinism, and TRL.
+"""Parts that measure speed on a GPU: Triton kernels next to their twins of torch, the update, determinism, and TRL.
 
 In a dry run Triton interprets the kernels on the CPU, so that nothing but their numbers has a meaning.
 """
