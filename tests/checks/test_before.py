@@ -1,6 +1,7 @@
 """Checks of a recipe before any training: nothing in the shipped recipes, and planted rows are found."""
 
 import json
+import os
 from functools import cache
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from tests.checks.before import CHANGE, looked, recipe, sums, write
 from tests.stages.tiny import tiny
+from verizero.pipeline.checks.before import parts
 from verizero.pipeline.checks.before.checks import check
 from verizero.pipeline.cli import main
 from verizero.pipeline.config.data import validated_params
@@ -181,10 +183,13 @@ def test_the_command_prints_each_check_and_ends_with_3_for_a_problem(tmp_path, c
     assert "give it with --before" in capsys.readouterr().err
 
 
-def test_a_recipe_of_the_hub_is_told_to_be_out_of_reach(capsys):
+def test_a_recipe_of_the_hub_is_told_to_be_out_of_reach(capsys, monkeypatch):
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setattr(parts, "is_hub_reached", lambda: False)
     assert main(["diagnose", "--before", "gsm8k", "--set", "model.path=nobody/has-this"]) == 0
     told = capsys.readouterr().out
     assert "template     not tried: nobody/has-this is not on this machine, and the hub is not asked" in told
+    assert os.environ["HF_HUB_OFFLINE"] == "1", "its libraries would try for half a minute, for each file"
 
 
 def run_refuses(config, folder):

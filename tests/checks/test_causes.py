@@ -148,6 +148,18 @@ def test_a_number_past_its_limit_is_found_and_one_before_it_is_not(cause):
     assert place_of(cause, changed(lambda m, _: m.update(before))) is None
 
 
+def test_entropy_that_falls_in_a_run_that_has_learned_is_no_collapse():
+    run = with_steps(lambda m, number: m.update({"entropy": 1.0 if number < 15 else 0.1, "reward/sampled": 0.5}))
+    assert place_of("entropy_collapse", diagnose(run)) is None
+    assert place_of("entropy_collapse", diagnose(replace(run, evaluations=()))) is not None
+
+
+@pytest.mark.parametrize(("share", "level"), [(0.2, "warning"), (0.3, "problem")])
+def test_a_limit_that_cuts_more_is_a_problem(share, level):
+    (found,) = [f for f in changed(lambda m, _: m.update({"truncated": share})) if f.cause == "length_cap"]
+    assert found.level == level
+
+
 def test_prompts_that_end_otherwise_than_the_demonstrations_are_found():
     name = "prompt/spaces_at_end"
     assert changed(lambda m, _: m.update({name: 0.0})) == []

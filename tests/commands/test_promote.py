@@ -55,7 +55,11 @@ def registry(tmp_path):
     return tmp_path / "registry"
 
 
-@pytest.mark.parametrize(("rates", "verdict"), [(BETTER, "better"), ([0.0] * 20, "worse"), (NEAR, "between")])
+@pytest.mark.parametrize(
+    ("rates", "verdict"),
+    [(BETTER, "better"), ([0.0] * 20, "worse"), (NEAR, "between")]
+    + [([*NEAR[:-1], rate], "between") for rate in (0.25, 0.75)],  # a little worse, and a little better
+)
 def test_the_paired_interval_decides(tmp_path, registry, rates, verdict):
     found = compare_with_champion(finished(tmp_path, "new", rates), registry, no_evaluation)
     assert found.verdict == verdict

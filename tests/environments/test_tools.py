@@ -77,6 +77,7 @@ def test_the_schema_accepts_what_the_tool_accepts():
         '{"color": "red", "sum": 3, "schema": "s", "copy": 0.5}',
         ToolUse("paint"),
     )
+    assert '"schema": "5"' in call(Toolbox([paint]), "paint", **{**good, "schema": 5})[0], "a number for a text"
     assert "title" in paint.schema.parameters["$defs"]["Point"]["properties"], "a property, not the words of pydantic"
     for change in ({"color": "green"}, {"points": [{}]}, {"copy": -1}, {"other": 1}):
         with pytest.raises(jsonschema.ValidationError):

@@ -2,14 +2,18 @@
 
 import json
 import re
+import sqlite3
+import time
 
 import httpx
 import pytest
 
 from tests.commands.test_promote import HALF, NEAR, finished
 from tests.flows.served import PICTURES, page_of, serving, until
+from verizero.flows.serve import MAX_RESTARTS, RESTARTS_WITHIN_S, ServerAndRunner
 from verizero.pipeline.commands.campaign import read_record
 from verizero.pipeline.commands.promote import champion_of
+from verizero.pipeline.errors import RunError
 
 pytestmark = pytest.mark.run
 
@@ -213,3 +217,18 @@ def test_nobody_starts_code_without_the_login_or_from_another_page(served):
         train, headers={"origin": served.address, "access-control-request-method": "POST"}, auth=("tests", "secret")
     )
     assert page.headers.get("access-control-allow-origin") in (served.address, None)
+
+
+def test_only_ends_within_some_minutes_are_too_many(tmp_path):
+    pair = ServerAndRunner.__new__(ServerAndRunner)
+    pair.restarts = [time.monotonic() - RESTARTS_WITHIN_S] * MAX_RESTARTS
+    for _ in range(MAX_RESTARTS):
+        pair._count(tmp_path)
+    with pytest.raises(RunError, match=f"{MAX_RESTARTS + 1} times"):
+        pair._count(tmp_path)
+
+
+def test_an_end_pauses_no_schedule(served):
+    served.stop()
+    with sqlite3.connect(served.folder / "home" / "prefect.db") as base:
+        assert base.execute("select distinct paused from deployment").fetchall() == [(0,)]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.loop.scripted import group_of
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.report.estimates import (
     PromptSamples,
@@ -18,6 +19,7 @@ from verizero.pipeline.report.estimates import (
     prompt_values,
     summarize_domain,
 )
+from verizero.pipeline.stages.evaluate import prompt_samples
 
 ANSWERS = st.sampled_from(["1", "2", "3", None])
 SAMPLES = st.lists(st.tuples(st.booleans(), ANSWERS), min_size=1, max_size=9)
@@ -181,3 +183,9 @@ def test_the_mean_reward_is_of_all_prompts_also_of_those_whose_rewards_are_share
     shares = summarize_domain([rewarded("a", 0.0, 1.0), rewarded("c", 0.5, 0.0)], 1)
     assert "reward" not in shares, "it would be the score once more"
     assert shares["score"]["value"] == pytest.approx(0.375)
+
+
+def test_answers_whose_grader_failed_are_no_samples():
+    samples = prompt_samples(group_of(0, [1.0, None, 0.0]), group_of(0, [None]))
+    assert (samples.correct, samples.greedy_correct) == ((True, False), None)
+    assert prompt_samples(group_of(0, [1.0]), group_of(0, [0.0])).greedy_correct is False

@@ -186,7 +186,9 @@ def test_where_credit_is_partial_the_mean_score_stands_next_to_pass_1(tmp_path):
     page = build_page(tmp_path).read_text()
     assert "mean score</th><td>0.280" in page
     assert any("mean score 0.280 -> 0.840" in line for line in result_lines(summary))
-    assert "| dates | 0.200 → 0.200 | 0.280 → 0.840 |" in result_markdown(summary, tmp_path)
+    table = result_markdown(summary, tmp_path)
+    assert "| dates | 0.200 → 0.200 | 0.280 → 0.840 |" in table
+    assert "reward" not in table
 
 
 @pytest.mark.parametrize("is_older", [False, True])

@@ -7,7 +7,9 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -101,7 +103,10 @@ def test_threads_may_ask_at_once_while_a_server_is_lost(stack: ExitStack) -> Non
 
 def test_a_server_that_was_started_again_is_asked_no_more_before_it_has_the_weights(stack: ExitStack) -> None:
     again, good = stack.enter_context(FakeServer()), stack.enter_context(FakeServer())
-    engine = engine_of(again, good)
+    engine, with_base = engine_of(again, good), list[bool]()
+    published = engine.setup.policy.published
+    policy: Any = SimpleNamespace(published=lambda base: with_base.append(base) or published(base))
+    engine.setup = replace(engine.setup, policy=policy)
     again.start_again()
     check_answers(engine)
     assert engine.counts()["servers/lost"] == 1
@@ -115,6 +120,8 @@ def test_a_server_that_was_started_again_is_asked_no_more_before_it_has_the_weig
     check_answers(engine)
     assert engine.counts()["servers/alive"] == 2
     assert engine.counts()["servers/lost"] == 1
+    engine.publish(5)
+    assert with_base == [True, False], "it has lost the base of adapters too"
 
 
 def test_another_runs_weights_of_the_same_number_are_not_ours(stack: ExitStack) -> None:

@@ -30,7 +30,7 @@ def test_records_survive_json_to_the_bit() -> None:
     first, *others = bare[0].members
     verdict = Verdict("graded", 0.5, parts=(("a", 0.1),), steps=(("x", 0.1 + 0.2), ("y", -1.0)))
     stepped = replace(first, verdict=verdict, steps=((1, 0.1 + 0.2), (2, -1.0)))
-    bare = [replace(bare[0], members=(stepped, *others)), *bare[1:]]
+    bare = [replace(bare[0], members=(stepped, *others), greedy_reward=0.1 + 0.2), *bare[1:]]
     state = RunState(StageState(carried=[*groups, *bare]))
     again = RunState.from_json(json.loads(json.dumps(state.to_json())))
     assert again.stage.carried == state.stage.carried

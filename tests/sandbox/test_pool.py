@@ -23,6 +23,7 @@ from verizero import sandbox
 from verizero.pipeline.errors import IsolationError
 from verizero.sandbox import work_folders
 from verizero.sandbox.worker import disk
+from verizero.sandbox.worker.frames import LANDLOCK, NAMESPACES
 from verizero.sandbox.worker.watching import allowed_wall_s
 
 
@@ -337,6 +338,17 @@ def test_a_worker_that_starts_while_its_pool_is_closed_does_not_run(monkeypatch:
         with pytest.raises(IsolationError, match="closed"):
             pool.isolation  # noqa: B018
     assert wait_gone([started[0].process.pid]) == []
+
+
+@pytest.mark.run
+def test_a_later_worker_with_fewer_walls_than_the_first_is_not_taken() -> None:
+    with sandbox.Pool(workers=1, min_level=0) as pool:
+        assert sandbox.run(PYTHON, TESTS, pool=pool).passed
+        pool._walls -= {LANDLOCK, NAMESPACES}
+        (worker,) = worker_pids(pool)
+        os.kill(worker, signal.SIGKILL)
+        result = sandbox.run(PYTHON, TESTS, pool=pool)
+    assert (result.status, "has level" in result.error) == ("sandbox_error", True), result
 
 
 @pytest.mark.run

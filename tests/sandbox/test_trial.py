@@ -31,6 +31,8 @@ def test_every_test_has_its_own_result(pool: sandbox.Pool) -> None:
     assert "ZeroDivisionError" in result.tests[1].error
     assert result.tests[2].stdout == "no\n"
     assert all(t.peak_mib > 5 for t in result.tests)
+    lacks_some = dataclasses.replace(result, tests=result.tests[:1])
+    assert (lacks_some.passed, lacks_some.status) == (False, "sandbox_error")
 
 
 def test_a_failure_in_company_is_tried_alone(pool: sandbox.Pool) -> None:

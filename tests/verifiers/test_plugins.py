@@ -17,10 +17,12 @@ from verizero.pipeline.errors import ConfigError, UnknownName
 from verizero.pipeline.scoring.score import bind_verifiers
 from verizero.pipeline.types import Attempt, Prompt
 from verizero.verifiers.base import Verifier, load
+from verizero.verifiers.layouts.base import layout_of, layouts
 
 PLUGIN = '''
 from pydantic import Field
 from verizero.verifiers.base import Attempt, Verdict, VerifierParams, verifier
+from verizero.verifiers.layouts.base import Layout, Suite
 
 class Params(VerifierParams):
     times: int = Field(2, ge=1, le=9)
@@ -46,6 +48,11 @@ def several(attempts: list, params: Params) -> list:
 
 def not_one(attempt):
     return True
+
+def read(reference):
+    return Suite("stdin", ({"input": reference["stdin"], "output": reference["stdout"]},))
+
+streams = Layout("code", ("stdin", "stdout"), (), read)
 '''
 
 
@@ -65,10 +72,13 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: shouting\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
         "[verizero.verifiers]\nshouts = shouting:shouts\nnothing = shouting:not_one\nexact = shouting:plain\n"
+        "[verizero.layouts]\nstreams = shouting:streams\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()
+    layouts.cache_clear()
     yield tmp_path
+    layouts.cache_clear()
     sys.modules.pop("shouting", None)
 
 
@@ -132,6 +142,7 @@ def test_a_file_that_does_not_import_says_why(tmp_path: Path) -> None:
 
 def test_an_entry_point_is_a_name_like_any_other(installed: Path) -> None:
     assert "shouts" in registry.names("verifiers")
+    assert layout_of({"stdin": "1", "stdout": "2"})[0] == "streams"
     assert score(load("shouts"), "yes!!") == 1.0
     with pytest.raises(UnknownName, match="shouts"):
         load("shout")

@@ -134,10 +134,12 @@ def test_a_test_that_fails_by_itself_is_the_references_fault() -> None:
 
 def test_splitting_keeps_every_assert() -> None:
     source = "import math\nx = 1\nassert f(x)\ny = 2\nassert f(y)\ndef test_a():\n    assert f(3)\n"
-    suite = suite_of(source, "", None)
+    suite = suite_of(f"{source}if __name__ == '__main__':\n    assert f(4)\n", "", None)
     assert suite.names == ("f",)
     assert [function for _, function in suite.tests] == [None, None, "test_a"]
     assert ["y = 2" in text for text, _ in suite.tests] == [False, True, True]
+    whole = suite_of("def check(c):\n    assert c(1)\n    if c(2):\n        return\n    assert c(3)", "", "f")
+    assert len(whole.tests) == 1, "outside of its function a return is no Python"
     with pytest.raises(DataError, match=r"reference\.tests"):
         suite_of("f(1)", "", "f")
 
