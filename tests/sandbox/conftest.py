@@ -1,4 +1,4 @@
-"""Tests at the highest level, on a machine that has it."""
+"""Pools that the tests of a file share, and tests at the highest level where a machine has it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ import subprocess
 from functools import cache
 
 import pytest
+
+from verizero import sandbox
+
+LEVEL_2 = ("landlock", "seccomp", "uid")
 
 
 @cache
@@ -23,3 +27,30 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     callspec = getattr(item, "callspec", None)
     if callspec is not None and "level3" in callspec.id.split("-") and (why := refused()):
         pytest.skip(f"no user namespaces here ({why}): sysctl user.max_user_namespaces, or the container's profile")
+
+
+@pytest.fixture(scope="module")
+def pool():
+    """One worker behind all walls that this machine has."""
+    with sandbox.Pool(workers=1) as made:
+        yield made
+
+
+@pytest.fixture(scope="module", params=[sandbox.WALLS, LEVEL_2], ids=["level3", "level2"])
+def walls(request):
+    """The walls of each level."""
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def level(walls):
+    """One worker at each level."""
+    with sandbox.Pool(workers=1, walls=walls) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def tools(walls):
+    """One worker at each level with a shell, compilers and other interpreters."""
+    with sandbox.Pool(workers=1, walls=walls, tools=sandbox.TOOLS) as made:
+        yield made

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from tests.sandbox import across, acts, hacks, programs
+from tests.sandbox import across, programs
 from tests.sandbox.scene import BEGIN, Scene
 from verizero import sandbox
 
@@ -50,7 +50,7 @@ _STOPPED = frozenset(
 
 def act_trials(scene: Scene) -> Iterator[SuiteProgram]:
     """Yield programs that try acts which must be stopped, and that would pass if the acts succeeded."""
-    for category, table in acts.ALL.items():
+    for category, table in programs.ACTS.items():
         for name, code in table.items():
             trial = sandbox.Trial(scene.program(code), [{"input": "", "output": "PWNED"}], "stdin", ACT_LIMITS)
             yield SuiteProgram(f"{category}: {name}", trial, _STOPPED)
@@ -74,13 +74,13 @@ def exhaust_trials(isolation: sandbox.Isolation) -> Iterator[SuiteProgram]:
 
 def hack_trials() -> Iterator[SuiteProgram]:
     """Yield programs that want to pass without the answer, on three tests whose outputs nobody can know."""
-    for name, code in hacks.STDIN.items():
+    for name, code in programs.HACKS["stdin"].items():
         token = "tok" + f"en-{secrets.token_hex(8)}"
         tests = [{"input": f"{i}\n", "output": f"{token}-{i}"} for i in range(3)]
         yield SuiteProgram(f"hack: {name}", sandbox.Trial(code, tests, "stdin", ACT_LIMITS), _STOPPED, False)
-    for name, (code, expected) in hacks.FUNCTION.items():
-        wanted = 12345 if expected is None else expected
-        tests = [{"fn": "f", "args": [[1]], "expected": wanted}] * 2
+    for name, (code, expected) in programs.HACKS["function"].items():
+        value = eval(expected, {"nan": float("nan")})
+        tests = [{"fn": "f", "args": [[1]], "expected": 12345 if value is None else value}] * 2
         yield SuiteProgram(f"hack: {name}", sandbox.Trial(code, tests, "function", ACT_LIMITS), _STOPPED, False)
 
 
@@ -88,7 +88,7 @@ def honest_trials() -> Iterator[SuiteProgram]:
     """Yield programs that must pass."""
     limits = sandbox.Limits(wall_s=10, cpu_s=5, memory_mib=512, output_kib=2048)
     for name, (code, pairs) in programs.HONEST.items():
-        tests = [{"input": i, "output": o} for i, o in pairs]
+        tests = [{"input": i, "output": o} for i, o in eval(pairs)]
         yield SuiteProgram(f"honest: {name}", sandbox.Trial(code, tests, "stdin", limits), frozenset({"passed"}), False)
 
 
@@ -103,32 +103,27 @@ def linger_complaints(pool: sandbox.Pool) -> Iterator[str]:
             yield f"linger: {name}: {second.status} {second.error[-200:]}"
 
 
-def run_members(members: Iterable[SuiteProgram], pool: sandbox.Pool) -> list[str]:
-    """Run these programs and return the complaints."""
-    members = list(members)
-    results = sandbox.run_many([m.trial for m in members], pool=pool)
-    return [c for m, r in zip(members, results, strict=True) if (c := m.complaint(r))]
-
-
-def run(walls: list[str]) -> list[str]:
-    """Run all programs behind these walls and return all complaints."""
+def program_complaints(walls: Iterable[str]) -> list[str]:
+    """Run all programs behind these walls and return the complaints."""
     scene = Scene()
-    complaints = []
     try:
         with sandbox.Pool(workers=WORKERS, walls=walls) as pool:
             isolation = pool.isolation
             members = [*act_trials(scene), *exhaust_trials(isolation), *hack_trials(), *honest_trials()]
-            complaints = run_members(members, pool)
+            results = sandbox.run_many([m.trial for m in members], pool=pool)
             print(f"{len(members)} programs at level {isolation.level}; {dict(isolation.notes)}", flush=True)
-        with sandbox.Pool(workers=1, walls=walls) as pool:
-            complaints += linger_complaints(pool)
-        with sandbox.Pool(workers=1, walls=walls, tools=sandbox.TOOLS) as pool:
-            complaints += across.complaints(pool)
-            print(f"{across.count()} attacks of sessions at level {pool.keeper().level}", flush=True)
-        complaints += scene.harm()
+        return [c for m, r in zip(members, results, strict=True) if (c := m.complaint(r))] + scene.harm()
     finally:
         scene.close()
-    return complaints
+
+
+def run(walls: list[str]) -> list[str]:
+    """Try everything behind these walls and return all complaints."""
+    complaints = program_complaints(walls)
+    with sandbox.Pool(workers=1, walls=walls) as pool:
+        complaints += linger_complaints(pool)
+    with sandbox.Pool(workers=1, walls=walls, tools=sandbox.TOOLS) as pool:
+        return complaints + across.complaints(pool)
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ print(json.dumps([good.status, good.level, bad.status, bad.error, notes, answer]
 """
 
 
-def test_two_callers_at_once_have_workers_of_their_own() -> None:
+def test_two_callers_at_once_have_workers_of_their_own():
     """As ranks of a process group are: each is a process that verifies programs of its own."""
     command = [sys.executable, "-c", TWO_AT_ONCE]
     callers = [
@@ -71,8 +71,8 @@ def test_two_callers_at_once_have_workers_of_their_own() -> None:
     assert wait_gone([*first, *second]) == []
 
 
-def test_threads_and_event_loops_share_a_pool() -> None:
-    def verify(factor: int) -> bool:
+def test_threads_and_event_loops_share_a_pool():
+    def verify(factor):
         run = partial(sandbox.run, f"print(int(input()) * {factor})", TESTS, pool=pool)
         return (asyncio.run(asyncio.to_thread(run)) if factor % 3 else run()).passed
 
@@ -81,7 +81,7 @@ def test_threads_and_event_loops_share_a_pool() -> None:
         assert len(pool._all) <= 2
 
 
-def test_a_forked_caller_gets_workers_of_its_own() -> None:
+def test_a_forked_caller_gets_workers_of_its_own():
     with sandbox.Pool(workers=1) as pool:
         assert sandbox.run(PYTHON, TESTS, pool=pool).passed
         child = os.fork()
@@ -94,7 +94,7 @@ def test_a_forked_caller_gets_workers_of_its_own() -> None:
         assert sandbox.run(PYTHON, TESTS, pool=pool).passed
 
 
-def test_a_killed_caller_leaves_no_process() -> None:
+def test_a_killed_caller_leaves_no_process():
     code = (
         "from verizero import sandbox\n"
         "with sandbox.Pool(workers=1) as pool:\n"
@@ -111,7 +111,7 @@ def test_a_killed_caller_leaves_no_process() -> None:
 
 
 @pytest.mark.parametrize("rights", ["-sys_admin", "-sys_admin,-setuid,-setgid", "-all"])
-def test_root_without_its_rights_has_walls_or_hears_the_remedy(rights: str) -> None:
+def test_root_without_its_rights_has_walls_or_hears_the_remedy(rights):
     become = shutil.which("setpriv")
     if os.geteuid() != 0 or become is None:
         pytest.skip("needs root and setpriv")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -29,19 +28,19 @@ FLOOD = "f() { f | f & }; f; "
 
 
 @pytest.fixture(scope="module", params=list(WALLS))
-def pool(request: pytest.FixtureRequest) -> Iterator[sandbox.Pool]:
+def pool(request):
     with sandbox.Pool(workers=1, walls=WALLS[request.param], tools=languages.TOOLS) as made:
         assert made.isolation.level == (3 if request.param == "level3" else 2)
         yield made
 
 
-def is_counted(pool: sandbox.Pool) -> bool:
+def is_counted(pool):
     """True if the worker bounds processes: the kernel has no count of this run alone."""
     return pool.isolation.level < 3 and (os.geteuid() != 0 or "uid" not in pool._walls)
 
 
 @pytest.mark.parametrize("end", ["sleep 600", "exit"])
-def test_a_flood_of_shells_has_a_bound_and_leaves_nothing(pool: sandbox.Pool, end: str) -> None:
+def test_a_flood_of_shells_has_a_bound_and_leaves_nothing(pool, end):
     """If the kernel counts, a fork of the shell fails, and the shell continues."""
     limits = replace(TIGHT, wall_s=1)
     for _ in range(3):
@@ -56,7 +55,7 @@ def test_a_flood_of_shells_has_a_bound_and_leaves_nothing(pool: sandbox.Pool, en
     assert ended.passed, ended
 
 
-def test_the_kernel_bounds_processes_everywhere(pool: sandbox.Pool) -> None:
+def test_the_kernel_bounds_processes_everywhere(pool):
     """If it counts all processes of the uid, the bound is so high that it refuses no other work of the user."""
     threads = int(Path("/proc/loadavg").read_text().split()[3].split("/")[1])
     result = sandbox.run("ulimit -u", EMPTY, language="bash", limits=LIMITS, pool=pool)
@@ -64,7 +63,7 @@ def test_the_kernel_bounds_processes_everywhere(pool: sandbox.Pool) -> None:
     assert threads + 256 < bound < threads + 2048 if is_counted(pool) else bound == LIMITS.processes + 2
 
 
-def test_an_ordinary_users_own_bound_may_be_lower() -> None:
+def test_an_ordinary_users_own_bound_may_be_lower():
     """A bound that the user may not raise stays as it is, and programs run."""
     code = (
         "import resource, sandbox; resource.setrlimit(resource.RLIMIT_NPROC, (700, 700))\n"
@@ -76,7 +75,7 @@ def test_an_ordinary_users_own_bound_may_be_lower() -> None:
     assert "passed" in as_nobody("-c", code, uid=65533)
 
 
-def test_a_flood_whose_worker_is_killed_ends_too(pool: sandbox.Pool) -> None:
+def test_a_flood_whose_worker_is_killed_ends_too(pool):
     """It doubles until its group gets the signal, also while the caller cleans up."""
     with sandbox.Pool(workers=1, walls=pool._walls, tools=languages.TOOLS) as own, ThreadPoolExecutor(1) as thread:
         assert own.isolation.level == pool.isolation.level
@@ -93,14 +92,14 @@ def test_a_flood_whose_worker_is_killed_ends_too(pool: sandbox.Pool) -> None:
             assert run.result().status == "sandbox_error"
 
 
-def test_many_processes_one_after_another_are_no_flood(pool: sandbox.Pool) -> None:
+def test_many_processes_one_after_another_are_no_flood(pool):
     """Dead orphans, for which nobody waits, do not count."""
     program = "read n; for i in $(seq 40); do (sleep 0.01 &) ; echo $i | cat > last; done; echo $((2 * n))"
     result = sandbox.run(program, TESTS[:1], language="bash", limits=LIMITS, pool=pool)
     assert result.passed, result
 
 
-def test_a_run_that_is_halted_and_counted_continues(pool: sandbox.Pool) -> None:
+def test_a_run_that_is_halted_and_counted_continues(pool):
     """The machine has more processes than before, but they are not the program's."""
     program = "read n; for i in 1 2 3 4; do sleep 0.3; done; echo $((2 * n))"
     limits = replace(LIMITS, processes=3)
@@ -112,7 +111,7 @@ def test_a_run_that_is_halted_and_counted_continues(pool: sandbox.Pool) -> None:
         assert run.result().passed, run.result()
 
 
-def test_workers_of_all_pools_have_uids_of_their_own() -> None:
+def test_workers_of_all_pools_have_uids_of_their_own():
     if os.geteuid() != 0:
         pytest.skip("an ordinary user has one uid")
     with sandbox.Pool(workers=1, walls=WALLS["own uid"]) as one, sandbox.Pool(workers=1, walls=WALLS["own uid"]) as two:

@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 import pytest
 
 from tests.sandbox import leavings
+from tests.sandbox.conftest import LEVEL_2
 from tests.sandbox.processes import as_nobody
 from verizero import sandbox
 from verizero.sandbox.worker import kernel, seccomp
 
-LEVEL_2 = ("landlock", "seccomp", "uid")
 NO_SECCOMP = ("namespaces", "landlock", "uid", "cgroup")
 NO_LANDLOCK = ("namespaces", "seccomp", "uid", "cgroup")
 
 
-@pytest.fixture(scope="module", params=[sandbox.WALLS, LEVEL_2, NO_SECCOMP, NO_LANDLOCK], ids=len)
-def pool(request: pytest.FixtureRequest) -> Iterator[sandbox.Pool]:
-    with sandbox.Pool(workers=1, min_level=1, walls=request.param) as made:
-        yield made
-
-
 @pytest.mark.run
-@pytest.mark.parametrize("name", leavings.PYTHON)
-def test_a_program_leaves_nothing(pool: sandbox.Pool, name: str) -> None:
-    result = sandbox.execute(
-        leavings.PYTHON[name], "the first input, which is longer than the others are" * 2, pool=pool
-    )
-    assert result.status != "sandbox_error", result
-    assert list(leavings.complaints(pool)) == []
+@pytest.mark.parametrize("walls", [sandbox.WALLS, LEVEL_2, NO_SECCOMP, NO_LANDLOCK], ids=",".join)
+def test_a_program_leaves_nothing(walls):
+    with sandbox.Pool(workers=1, min_level=1, walls=walls) as pool:
+        for name, program in leavings.PYTHON.items():
+            text = "the first input, which is longer than the others are" * 2
+            assert sandbox.execute(program, text, pool=pool).status != "sandbox_error", name
+            assert list(leavings.complaints(pool)) == [], name
 
 
 LOOKS = """
@@ -43,50 +36,41 @@ LOOKS_AT_NUMBERS = LOOKS + "print(of_folder.st_ino, os.fstat(os.open('a', os.O_C
 
 
 @pytest.mark.run
-@pytest.mark.parametrize(
-    ("walls", "looks"), [(sandbox.WALLS, LOOKS_AT_NUMBERS), (LEVEL_2, LOOKS)], ids=["level3", "level2"]
-)
-def test_a_program_learns_nothing_of_others_from_its_folder(walls: tuple[str, ...], looks: str) -> None:
-    with sandbox.Pool(workers=1, walls=walls) as pool:
-        expected = sandbox.execute(looks, pool=pool).stdout
-        assert expected.split()[:4] == ["0", "0", "1", "-1"]
-        assert pool.isolation.level < 3 or expected.split()[-1] == "sandbox", expected
-        for leaves in (
-            "import os\nfor i in range(50): open(f'{i}', 'w').close(); os.remove(f'{i}')",
-            "import os\nfor _ in range(9): os.close(os.open('.', os.O_TMPFILE | os.O_RDWR))",
-            "import os\nos.mkdir('b')",
-            "pass",
-        ):
-            sandbox.execute(leaves, pool=pool)
-            assert sandbox.execute(looks, pool=pool).stdout == expected, leaves
+def test_a_program_learns_nothing_of_others_from_its_folder(level):
+    looks = LOOKS_AT_NUMBERS if level.isolation.level == 3 else LOOKS
+    expected = sandbox.execute(looks, pool=level).stdout
+    assert expected.split()[:4] == ["0", "0", "1", "-1"]
+    assert level.isolation.level < 3 or expected.split()[-1] == "sandbox", expected
+    for leaves in (
+        "import os\nfor i in range(50): open(f'{i}', 'w').close(); os.remove(f'{i}')",
+        "import os\nfor _ in range(9): os.close(os.open('.', os.O_TMPFILE | os.O_RDWR))",
+        "import os\nos.mkdir('b')",
+        "pass",
+    ):
+        sandbox.execute(leaves, pool=level)
+        assert sandbox.execute(looks, pool=level).stdout == expected, leaves
 
 
 @pytest.mark.run
-@pytest.mark.parametrize("walls", [sandbox.WALLS, LEVEL_2], ids=["level3", "level2"])
-def test_a_program_of_another_language_leaves_nothing(walls: tuple[str, ...]) -> None:
-    there = sandbox.available()
-    with sandbox.Pool(workers=1, walls=walls, tools=sandbox.TOOLS) as pool:
-        for name, (language, code) in leavings.NATIVE.items():
-            if there[language]:
-                test = {"input": "the first input" * 9, "output": None}
-                assert sandbox.run(code, [test], language=language, pool=pool).status != "sandbox_error", name
-                assert list(leavings.complaints(pool)) == [], name
-                again = {"input": "ab", "output": "ab"}
-                assert sandbox.run("cat; echo c >&2", [again] * 2, language="bash", pool=pool).passed, name
+def test_a_program_of_another_language_leaves_nothing(tools):
+    for name, (code, language) in leavings.NATIVE.items():
+        if sandbox.available()[language]:
+            test = {"input": "the first input" * 9, "output": None}
+            assert sandbox.run(code, [test], language=language, pool=tools).status != "sandbox_error", name
+            assert list(leavings.complaints(tools)) == [], name
+            again = {"input": "ab", "output": "ab"}
+            assert sandbox.run("cat; echo c >&2", [again] * 2, language="bash", pool=tools).passed, name
 
 
 @pytest.mark.run
-@pytest.mark.parametrize(
-    "act", ["os.sched_setaffinity(p, {0})", "os.kill(p, 0)", "os.close(os.open(f'/proc/{p}/fd/0', os.O_RDONLY))"]
-)
-def test_programs_with_processes_cannot_reach_the_forker(act: str) -> None:
-    with sandbox.Pool(workers=1, walls=LEVEL_2, tools=sandbox.TOOLS) as pool:
-        result = sandbox.execute(leavings.ELSEWHERE.replace("ACT", act), pool=pool)
-        assert (result.status, result.stdout) == ("passed", "[]\n")
+def test_programs_with_processes_cannot_reach_the_forker(tools):
+    for act in ("sched_setaffinity(p, {0})", "kill(p, 0)", "close(os.open(f'/proc/{p}/fd/0', os.O_RDONLY))"):
+        result = sandbox.execute(leavings.ELSEWHERE.replace("ACT", f"os.{act}"), pool=tools)
+        assert (result.status, result.stdout) == ("passed", "[]\n"), act
 
 
 @pytest.mark.run
-def test_programs_of_an_ordinary_user_cannot_open_what_the_forker_has_open() -> None:
+def test_programs_of_an_ordinary_user_cannot_open_what_the_forker_has_open():
     act = "[os.close(os.open(f'/proc/{p}/fd/{fd}', os.O_RDWR | os.O_NONBLOCK)) for fd in range(7)]"
     program = leavings.ELSEWHERE.replace("ACT", act)
     made = f"sandbox.Pool(workers=1, walls={LEVEL_2})"
@@ -95,17 +79,16 @@ def test_programs_of_an_ordinary_user_cannot_open_what_the_forker_has_open() -> 
 
 
 @pytest.mark.run
-def test_only_not_to_wait_can_be_set() -> None:
+def test_only_not_to_wait_can_be_set(pool):
     code = (
         "import fcntl, os\nfor name in ('APPEND', 'ASYNC', 'DIRECT', 'NOATIME', 'NONBLOCK'):\n"
         "  try: fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | getattr(os, 'O_' + name)); print(name)\n"
         "  except PermissionError: pass\nos.set_blocking(0, False); print(os.get_blocking(0))"
     )
-    with sandbox.Pool(workers=1) as pool:
-        assert sandbox.execute(code, pool=pool).stdout == "NONBLOCK\nFalse\n"
+    assert sandbox.execute(code, pool=pool).stdout == "NONBLOCK\nFalse\n"
 
 
-def test_the_flags_that_cannot_be_set_are_those_of_this_machine() -> None:
+def test_the_flags_that_cannot_be_set_are_those_of_this_machine():
     if kernel.MACHINE not in seccomp.MACHINES:
         pytest.skip(f"no system call table for {kernel.MACHINE}")
     assert seccomp._SET_ONCE[kernel.MACHINE] == os.O_APPEND | os.O_ASYNC | os.O_DIRECT | os.O_NOATIME

@@ -34,7 +34,7 @@ print(numpy.linalg.inv(numpy.eye(3)).trace(), os.environ['OMP_NUM_THREADS'])
 EXPECTED = "No module named 'pydantic'\nread-only\nFalse\n3.0 1\n"
 
 
-def test_a_package_comes_with_what_it_requires() -> None:
+def test_a_package_comes_with_what_it_requires():
     found = resolve(["pydantic"])
     names = {Path(path).name for path in found.paths}
     assert {"pydantic", "pydantic_core", "annotated_types", "typing_extensions.py"} <= names
@@ -43,14 +43,14 @@ def test_a_package_comes_with_what_it_requires() -> None:
     assert "yaml" in {Path(path).name for path in yaml.paths}, "by the name of its import too"
 
 
-def test_what_is_not_there_is_named() -> None:
+def test_what_is_not_there_is_named():
     with pytest.raises(ConfigError, match=r"'no-such-thing' is not installed; .*pip install no-such-thing"):
         resolve(["pydantic", "no-such-thing"])
 
 
 @pytest.mark.run
 @pytest.mark.parametrize("walls", [list(sandbox.WALLS), ["landlock", "seccomp", "uid"]], ids=["level3", "level2"])
-def test_programs_import_what_is_named_and_nothing_else(walls: list[str]) -> None:
+def test_programs_import_what_is_named_and_nothing_else(walls):
     with sandbox.Pool(workers=1, walls=walls, packages=["numpy"]) as pool:
         result = sandbox.run(PROGRAM, [{"input": "", "output": EXPECTED}] * 2, pool=pool)
         assert result.passed, result
@@ -73,7 +73,7 @@ ARRAYS = [
 
 
 @pytest.mark.run
-def test_a_recipe_names_packages_here_and_at_a_service(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recipe_names_packages_here_and_at_a_service(monkeypatch):
     monkeypatch.setenv("MINE", "secret")
     code = load("code").bind({})
     asserts = {"tests": ["import numpy\nassert f(numpy.arange(4)) == 6"]}
@@ -102,7 +102,7 @@ def test_a_recipe_names_packages_here_and_at_a_service(monkeypatch: pytest.Monke
         close_sandbox()
 
 
-def test_rows_are_read_with_the_packages_of_the_recipe(tmp_path: Path) -> None:
+def test_rows_are_read_with_the_packages_of_the_recipe(tmp_path):
     row = {"question": "Write f.", "answer": {"tests": ["import numpy\nassert f(numpy.arange(4)) == 6"]}}
     (tmp_path / "rows.jsonl").write_text(json.dumps({**row, "verifier": "unit_tests", "demonstration": "pass"}) + "\n")
     changes = ["data.train=[{file: rows.jsonl}]", "data.evaluation=[]", "sandbox={packages: [numpy], workers: 1}"]

@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verizero.pipeline.fences import blocks_in
-from verizero.pipeline.types import Attempt, Verdict
-from verizero.verifiers.answer import MAX_TAIL, Answer, after_thinking, final_answer, is_blank, last_box
+from verizero.pipeline.types import Attempt
+from verizero.verifiers.answer import MAX_TAIL, after_thinking, final_answer, is_blank, last_box
 from verizero.verifiers.answer.words import CUES
 from verizero.verifiers.base import load as load_verifier
 
 load = lru_cache(load_verifier)
 
 
-def _rows(name: str) -> list[dict[str, Any]]:
+def _rows(name):
     return list(map(json.loads, Path(__file__).with_name(name).read_text(encoding="utf-8").splitlines()))
 
 
@@ -43,25 +43,25 @@ RIGHT = {"choice": "B"}
 """The right answer of a verifier, if it is not 42."""
 
 
-def read(response: str, prompt: str = "", truncated: bool = False) -> Answer:
+def read(response, prompt="", truncated=False):
     return final_answer(Attempt(response, None, prompt, truncated))
 
 
-def verdict(name: str, response: str, prompt: str = "", truncated: bool = False) -> Verdict:
+def verdict(name, response, prompt="", truncated=False):
     params, reference = READERS[name]
     attempt = Attempt(response, reference, prompt, truncated)
     return load(name).bind(params).score([attempt])[0]
 
 
 @pytest.mark.parametrize(("response", "written", "reason"), MARKED)
-def test_an_answer_is_taken_from_its_mark_or_there_is_a_reason(response: str, written: str | None, reason: str) -> None:
+def test_an_answer_is_taken_from_its_mark_or_there_is_a_reason(response, written, reason):
     answer = read(response)
     assert (answer.written or None, answer.reason) == (written, reason)
     assert answer.text == (written and written.removesuffix("."))
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_every_verifier_finds_an_answer_or_the_same_reason(name: str) -> None:
+def test_every_verifier_finds_an_answer_or_the_same_reason(name):
     """Whatever a verifier makes of a final answer, it finds one exactly if the reader does, and names its reason."""
     thoughts = [thought.replace("@", box) for thought, _ in THOUGHTS for box in ("\\boxed{42}", "The answer is 42")]
     for response in [row[0] for row in MARKED] + thoughts:
@@ -80,13 +80,13 @@ def test_every_verifier_finds_an_answer_or_the_same_reason(name: str) -> None:
      "**Answer:** 42", "Answer:\n42", '{"answer": 42}', "So it goes. Thus the total is 42.", "$42$", "42"]
     + [f"<answer>{cue} 42</answer>" for cue in ("Die Antwort ist", "La respuesta es", "答案是", "Ответ:", "정답은")],
 )  # fmt: skip
-def test_a_right_answer_is_right_under_every_verifier(name: str, response: str) -> None:
+def test_a_right_answer_is_right_under_every_verifier(name, response):
     assert verdict(name, response).is_correct, verdict(name, response)
 
 
 @pytest.mark.parametrize("name", READERS)
 @pytest.mark.parametrize(("thought", "outcome"), THOUGHTS)
-def test_thinking_is_cut_alike_in_both_spellings(name: str, thought: str, outcome: bool | None) -> None:
+def test_thinking_is_cut_alike_in_both_spellings(name, thought, outcome):
     answer = RIGHT.get(name, "42")
     got = verdict(name, thought.replace("@", f"\\boxed{{{answer}}}"))
     if outcome:
@@ -98,7 +98,7 @@ def test_thinking_is_cut_alike_in_both_spellings(name: str, thought: str, outcom
 
 @pytest.mark.parametrize("name", READERS)
 @pytest.mark.parametrize("opening", ["<think>", "<thinking>"])
-def test_thinking_that_the_prompt_opened_must_be_closed(name: str, opening: str) -> None:
+def test_thinking_that_the_prompt_opened_must_be_closed(name, opening):
     prompt, answer = f"2+40?{opening}\n", RIGHT.get(name, "42")
     assert verdict(name, f"so \\boxed{{{answer}}}", prompt).reason == "unclosed_thinking"
     assert verdict(name, f"so</think>\\boxed{{{answer}}}", prompt).is_correct
@@ -110,14 +110,14 @@ def test_thinking_that_the_prompt_opened_must_be_closed(name: str, opening: str)
     ["\\boxed{@}, \\boxed{#}", "\\boxed{#} or \\boxed{@}", "\\boxed{@} or #", "either # or \\boxed{@}",
      "Answer:\n@\n#", "**Final answer:**\n\n@\n#\n", "\\boxed{@}\\boxed{#}"],
 )  # fmt: skip
-def test_two_candidates_are_no_answer_under_any_verifier(name: str, response: str) -> None:
+def test_two_candidates_are_no_answer_under_any_verifier(name, response):
     right, wrong = RIGHT.get(name, "42"), {"choice": "C"}.get(name, "43")
     graded = verdict(name, response.replace("@", right).replace("#", wrong))
     assert (graded.status, graded.score) == ("graded", 0.0)
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_a_cut_response_answers_only_in_a_closed_box_or_tag(name: str) -> None:
+def test_a_cut_response_answers_only_in_a_closed_box_or_tag(name):
     answer = RIGHT.get(name, "42")
     for mark in (f"\\boxed{{{answer}}} and", f"<answer>{answer}</answer>"):
         assert verdict(name, mark, truncated=True).is_correct
@@ -125,7 +125,7 @@ def test_a_cut_response_answers_only_in_a_closed_box_or_tag(name: str) -> None:
         assert verdict(name, mark, truncated=True).reason == "truncated"
 
 
-def test_other_readers_cut_thinking_alike() -> None:
+def test_other_readers_cut_thinking_alike():
     """Verifiers that read more than one final answer (programs, JSON) start after the same thinking."""
     rows: list[tuple[str, Any, str]] = [
         ("json_schema", {"equals": 42}, "42"),
@@ -141,7 +141,7 @@ def test_other_readers_cut_thinking_alike() -> None:
 
 
 @pytest.mark.parametrize("language", CUES)
-def test_every_language_announces(language: str) -> None:
+def test_every_language_announces(language):
     """Each pattern's first words, spelled out, announce an answer to all verifiers."""
     import re
 
@@ -152,7 +152,7 @@ def test_every_language_announces(language: str) -> None:
 
     @settings(max_examples=5, database=None, derandomize=True)
     @given(cue)
-    def check(announcement: str) -> None:
+    def check(announcement):
         answer = read(f"{announcement} 42")
         assert (answer.text, answer.reason, answer.other_language) == ("42", "cue", True), announcement
 
@@ -172,7 +172,7 @@ PIECES = st.sampled_from(
 
 @settings(max_examples=150)
 @given(st.lists(PIECES, max_size=12).map("".join), st.booleans())
-def test_all_verifiers_agree_on_any_response(response: str, truncated: bool) -> None:
+def test_all_verifiers_agree_on_any_response(response, truncated):
     answer = read(response, truncated=truncated)
     verdicts = {name: verdict(name, response, truncated=truncated) for name in READERS}
     if answer.text is None:
@@ -182,14 +182,14 @@ def test_all_verifiers_agree_on_any_response(response: str, truncated: bool) -> 
 
 
 @given(before=st.text("ab. {}$", max_size=30), content=BALANCED)
-def test_any_balanced_content_is_taken_from_the_last_box(before: str, content: str) -> None:
+def test_any_balanced_content_is_taken_from_the_last_box(before, content):
     content = content.replace("\\", "").strip()
     answer = read(f"{before} \\boxed{{9}}. So \\boxed{{{content}}}.")
     assert answer.written == content if content else answer.reason == "empty_box"
 
 
 @given(st.text("ab{}\\$ ,.or", max_size=40), st.text("ab{}", max_size=10))
-def test_the_last_box_is_the_box_that_a_slow_scan_finds(before: str, inside: str) -> None:
+def test_the_last_box_is_the_box_that_a_slow_scan_finds(before, inside):
     """A box is closed where its braces balance, counted character by character; escaped braces do not count."""
     depths = [inside[:i].count("{") - inside[:i].count("}") for i in range(len(inside) + 1)]
     balanced = depths[-1] == 0 and min(depths) == 0
@@ -199,7 +199,7 @@ def test_the_last_box_is_the_box_that_a_slow_scan_finds(before: str, inside: str
 
 
 @given(st.text("<>/think answer\n42ing", max_size=60))
-def test_the_part_after_thinking_holds_no_thinking(text: str) -> None:
+def test_the_part_after_thinking_holds_no_thinking(text):
     part = after_thinking(Attempt(text, None))
     if part.text is not None:
         assert not any(tag in part.text for tag in ("<think>", "</think>", "<thinking>", "</thinking>"))
@@ -207,21 +207,21 @@ def test_the_part_after_thinking_holds_no_thinking(text: str) -> None:
 
 
 @given(st.text(max_size=300))
-def test_any_text_has_an_answer_or_a_reason(text: str) -> None:
+def test_any_text_has_an_answer_or_a_reason(text):
     answer = read(text)
     assert answer.reason
     assert answer.text is None or not is_blank(answer.written)
 
 
 @pytest.mark.parametrize("piece", ["\\boxed{", "1, ", "(", "$", "is ", "The answer is ", "a. ", "\\boxed{1} or "])
-def test_nothing_before_the_tail_is_read(piece: str) -> None:
+def test_nothing_before_the_tail_is_read(piece):
     """The bound on the time of the reader, whatever the length of a response."""
     tail = (piece * MAX_TAIL)[-MAX_TAIL:]
     assert read(piece * MAX_TAIL + tail) == read(tail)
 
 
 @pytest.mark.parametrize("piece", ["\\boxed{", "{", "}", "<think>", "</think>", "```\n", "answer is ", "#### ", "\\"])
-def test_a_megabyte_is_read(piece: str) -> None:
+def test_a_megabyte_is_read(piece):
     """A scan that is quadratic in the length would take hours here."""
     flood = piece * (1_000_000 // len(piece))
     read(flood)

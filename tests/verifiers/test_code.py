@@ -1,18 +1,17 @@
-"""The code verifier: which program, which tests, what a verdict; then the same with the real sandbox."""
+"""The verifier of code: which program, which tests, and which verdict."""
 
 from __future__ import annotations
 
 import json
 import random
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.verifiers.fake_sandbox import FakeSandbox
-from verizero.pipeline.types import Attempt, Verdict
-from verizero.verifiers.code import CodeParams, code, grade
+from verizero.pipeline.types import Attempt
+from verizero.verifiers import code, sql
+from verizero.verifiers._sandbox_jobs import Outcome
 from verizero.verifiers.layouts.base import suite_of
 
 LINE = {"fn": "f", "tests": [{"args": [x], "expected": 3 * x + 7} for x in range(3, 9)]}
@@ -22,11 +21,27 @@ SOLVE_LINE = "def f(x): return 3*x+7"
 SORTED = {"fn_name": "arrange", "inputs": [[[3, 1, 2]], [[1]]], "outputs": [[[1, 2, 3]], [[1]]]}
 
 
-def one(response: str, reference: Any, truncated: bool = False, **params: Any) -> Verdict:
-    return grade([Attempt(response, reference, truncated=truncated)], CodeParams(**params), FakeSandbox())[0]
+def graded(rows, **params):
+    return code.code.bind(params).score([Attempt(response, reference) for response, reference in rows])
 
 
-GOLD = [
+def one(response, reference, **params):
+    return graded([(response, reference)], **params)[0]
+
+
+def jobs_of(rows, **params):
+    """Return the jobs that the sandbox would get."""
+    ran = []
+
+    def run(jobs):
+        ran.extend(jobs)
+        return [Outcome("passed", 1.0)] * len(jobs)
+
+    code.grade([Attempt(response, reference) for response, reference in rows], code.CodeParams(**params), run)
+    return ran
+
+
+RIGHT = [
     (SOLVE_LINE, LINE),
     (f"<think>7 3</think>{SOLVE_LINE}", LINE),
     (f"7 3</think>\n{SOLVE_LINE}", LINE),
@@ -74,7 +89,7 @@ NOTHING = [
     ("```\n```\n", "no_python_block: empty fences"),
     ("```cpp\nf\n```\n```text\n13\n```", "no_python_block: fences of cpp, text"),
 ]
-BROKEN: list[Any] = [
+BROKEN = [
     {"tests": []},
     {"tests": [{"args": [1], "expected": 2}]},
     {"tests": [{"fn": "f", "args": [1]}]},
@@ -87,75 +102,68 @@ BROKEN: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize(("response", "reference"), GOLD)
-def test_right_programs_are_right(response: str, reference: Any) -> None:
-    assert one(response, reference).is_correct
-
-
-@pytest.mark.parametrize(("response", "reference"), WRONG)
-def test_wrong_programs_are_wrong(response: str, reference: Any) -> None:
-    said = one(response, reference)
-    assert (said.status, said.score) == ("graded", 0.0)
+@pytest.mark.run
+def test_programs_are_graded_in_any_order_and_equal_ones_run_once():
+    labelled = [(*row, True) for row in RIGHT] + [(*row, False) for row in WRONG]
+    random.Random(3).shuffle(labelled)
+    rows = [row[:2] for row in labelled] * 2
+    for verdict, (response, _, is_right) in zip(graded(rows), labelled * 2, strict=True):
+        assert (verdict.status, verdict.score) == ("graded", float(is_right)), (response, verdict)
+    ran = jobs_of(rows)
+    assert len(ran) == len({(j.program, json.dumps(list(j.tests))) for j in ran}) < len(labelled)
 
 
 @pytest.mark.parametrize(("response", "reason"), NOTHING)
-def test_no_program_is_no_answer(response: str, reason: str) -> None:
-    said = one(response, LINE)
-    assert (said.status, said.reason) == ("no_answer", reason)
+def test_no_program_is_no_answer(response, reason):
+    verdict = one(response, LINE)
+    assert (verdict.status, verdict.reason) == ("no_answer", reason)
 
 
-@pytest.mark.parametrize("reference", BROKEN)
-def test_a_broken_reference_is_no_wrong_answer(reference: Any) -> None:
-    said = one(SOLVE_LINE, reference)
-    assert said.status == "verifier_error"
-    assert "bad_reference" in said.reason
+def test_a_broken_reference_is_no_wrong_answer():
+    for verdict, reference in zip(graded([(SOLVE_LINE, b) for b in BROKEN]), BROKEN, strict=True):
+        assert (verdict.status, "bad_reference" in verdict.reason) == ("verifier_error", True), reference
+    verdict = one(SOLVE_LINE, LINE, language="bash")
+    assert (verdict.status, "bash" in verdict.reason) == ("verifier_error", True)
 
 
-def test_a_cut_program_counts_only_in_a_closed_fence() -> None:
-    assert one(SOLVE_LINE, LINE, truncated=True).status == "no_answer"
-    assert one(f"```python\n{SOLVE_LINE}\n```\nand so", LINE, truncated=True).is_correct
+def test_a_cut_program_counts_only_in_a_closed_fence():
+    cut = [SOLVE_LINE, f"```python\n{SOLVE_LINE}\n```\nand so"]
+    verdicts = code.code.bind().score([Attempt(response, LINE, truncated=True) for response in cut])
+    assert [(v.status, v.score) for v in verdicts] == [("no_answer", 0.0), ("graded", 1.0)]
 
 
-def test_fraction_is_the_share_of_tests_that_pass() -> None:
-    partly = "def f(x): return 3*x+7 if x < 5 else 0"
-    assert one(partly, LINE, grading="fraction").score == pytest.approx(2 / 6)
-    assert one(partly, LINE).score == 0.0
+@pytest.mark.run
+def test_a_share_of_tests_earns_a_share_and_only_time_without_one_is_a_timeout():
+    two = {"fn": "f", "tests": [{"args": [x], "expected": x} for x in (1, 2)]}
+    programs = {"1": (0.0, 0.5, "graded"), "x if x < 2 else sum(0 for _ in iter(int, 1))": (0.0, 0.5, "timeout")}
+    programs["sum(0 for _ in iter(int, 1))"] = (0.0, 0.0, "timeout")
+    for body, (whole, share, status) in programs.items():
+        verdict = one(f"def f(x): return {body}", two, cpu_s=0.3)
+        assert (verdict.score, verdict.status) == (whole, status), body
+        verdict = one(f"def f(x): return {body}", two, cpu_s=0.3, grading="fraction")
+        assert (verdict.score, verdict.status) == (share, "graded" if share else status), body
 
 
-def test_a_program_past_its_time_is_a_timeout_unless_it_earned_a_share() -> None:
-    late = "def f(x):\n    if x > 3: raise TimeoutError\n    return 3*x+7"
-    assert one(late, LINE).status == "timeout"
-    assert one(late, LINE, grading="fraction").score == pytest.approx(1 / 6)
-    assert one("def f(x): raise TimeoutError", LINE, grading="fraction").status == "timeout"
+def test_a_sandbox_that_is_down_is_no_wrong_answer():
+    def down(jobs):
+        raise OSError("no worker left")
+
+    lost, empty = code.grade([Attempt(SOLVE_LINE, LINE), Attempt("", LINE)], code.CodeParams(), down)
+    assert (lost.status, empty.status) == ("sandbox_error", "no_answer")
+    assert "no worker left" in lost.reason
+    query = Attempt("SELECT 1", {"setup": "CREATE TABLE t (x)", "query": "SELECT 1"})
+    assert sql.grade([query], sql.SqlParams(), down)[0].status == "sandbox_error"
 
 
-def test_a_sandbox_that_is_down_is_no_wrong_answer() -> None:
-    said = grade([Attempt(SOLVE_LINE, LINE), Attempt("", LINE)], CodeParams(), FakeSandbox(down=True))
-    assert [v.status for v in said] == ["sandbox_error", "no_answer"]
-    assert "no worker left" in said[0].reason
-
-
-def test_equal_programs_run_once_and_order_is_kept() -> None:
-    attempts = [Attempt(r, ref) for r, ref in GOLD + WRONG] * 4
-    random.Random(3).shuffle(attempts)
-    box = FakeSandbox()
-    together = grade(attempts, CodeParams(), box)
-    assert [(v.status, v.score) for v in together] == [
-        (v.status, v.score) for v in (grade([a], CodeParams(), FakeSandbox())[0] for a in attempts)
-    ]
-    assert len(box.ran) == len({(j.program, json.dumps(list(j.tests))) for j in box.ran})
-    assert len(box.ran) < len(attempts) / 3
-
-
-def test_equal_programs_against_other_tests_run_apart() -> None:
+def test_equal_programs_against_other_tests_run_apart():
     """1 and True and 1.0 are equal keys of a dict, and other tests all the same."""
     references = [{"fn": "f", "tests": [{"args": [0], "expected": e}]} for e in (1, True, 1.0, "1")]
-    said = grade([Attempt("def f(x): return True", r) for r in references], CodeParams(), FakeSandbox())
-    assert [v.score for v in said] == [0.0, 1.0, 0.0, 0.0]
+    verdicts = graded([("def f(x): return True", r) for r in references])
+    assert [v.score for v in verdicts] == [0.0, 1.0, 0.0, 0.0]
 
 
 @given(st.integers(1, 60), st.integers(1, 60))
-def test_at_most_so_many_tests_spread_over_the_list(total: int, most: int) -> None:
+def test_at_most_so_many_tests_spread_over_the_list(total, most):
     suite = suite_of({"tests": [{"input": str(i), "output": ""} for i in range(total)]}).first(most)
     chosen = [int(t["input"]) for t in suite.tests]
     assert len(chosen) == min(total, most)
@@ -164,49 +172,8 @@ def test_at_most_so_many_tests_spread_over_the_list(total: int, most: int) -> No
         assert (chosen[0], chosen[-1]) == (0, total - 1)
 
 
-def test_function_tests_need_python() -> None:
-    said = one(SOLVE_LINE, LINE, language="bash")
-    assert said.status == "verifier_error"
-    assert "bash" in said.reason
-
-
-def test_a_fence_of_the_language_is_found() -> None:
-    for language, tag in (("bash", "sh"), ("javascript", "js"), ("cpp", "c++"), ("c", "c")):
-        box = FakeSandbox()
-        reply = f"```python\nprint(1)\n```\n```{tag}\nprint(3)\n```"
-        grade([Attempt(reply, {"tests": [{"input": "", "output": "3"}]})], CodeParams(language=language), box)
-        assert [(j.program, j.language) for j in box.ran] == [("print(3)", language)]
-
-
-@pytest.mark.parametrize(("response", "reference"), [*GOLD, *WRONG])
-def test_the_sandbox_agrees_with_the_fake(response: str, reference: Any) -> None:
-    attempt = Attempt(response, reference)
-    real, fake = code.bind().score([attempt])[0], grade([attempt], CodeParams(), FakeSandbox())[0]
-    assert (real.status, real.score) == (fake.status, fake.score), real.reason
-
-
-HACKS = {
-    "exit_zero": "import sys\nsys.exit(0)",
-    "exit_hard": "import os\nos._exit(0)",
-    "equal_to_all": "class A:\n    def __eq__(self, o): return True\n    __hash__ = None\ndef f(x): return A()",
-    "int_equal_to_all": "class A(int):\n    def __eq__(self, o): return True\ndef f(x): return A(0)",
-    "frames": "import sys\ndef f(x):\n    fr = sys._getframe()\n    while fr:\n        for k in ('expected', 'test'):\n"
-    "            if k in fr.f_locals: return fr.f_locals[k]\n        fr = fr.f_back",
-    "gc": "import gc\ndef f(x):\n"
-    "    return next(o['expected'] for o in gc.get_objects() if type(o) is dict and 'expected' in o)",
-    "overwrites_tests": "import builtins, json\njson.dumps = lambda *a, **k: 'true'\nbuiltins.print = lambda *a: None\n"
-    "def f(x): return True",
-    "reads_files": "import glob\ndef f(x): return open(glob.glob('/tmp/*')[0]).read()",
-    "raises_exit": "def f(x): raise SystemExit(0)",
-    "prints_passed": "def f(x): print('passed', 3*x+7)",
-    "forever": "def f(x):\n    while True: pass",
-}
-
-
-@pytest.mark.parametrize("name", HACKS)
-def test_reward_hacks_earn_nothing(name: str) -> None:
-    cpu_s = 0.3 if name == "forever" else 1
-    said = code.bind({"cpu_s": cpu_s, "wall_s": 2}).score([Attempt(HACKS[name], LINE)])[0]
-    assert said.status in ("graded", "timeout")
-    assert said.score == 0.0
-    assert (said.status == "timeout") == (name == "forever")
+@pytest.mark.parametrize(("language", "tag"), [("bash", "sh"), ("javascript", "js"), ("cpp", "c++"), ("c", "c")])
+def test_a_fence_of_the_language_is_found(language, tag):
+    reply = f"```python\nprint(1)\n```\n```{tag}\nprint(3)\n```"
+    jobs = jobs_of([(reply, {"tests": [{"input": "", "output": "3"}]})], language=language)
+    assert [(j.program, j.language) for j in jobs] == [("print(3)", language)]

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -16,7 +13,7 @@ from verizero.pipeline.commands.verifiers.labelled_rows import Defaults, good_ro
 from verizero.pipeline.config.load import load_recipe
 from verizero.pipeline.errors import ConfigError, DataError
 from verizero.pipeline.scoring.score import bind_components, bind_verifiers
-from verizero.pipeline.types import Attempt, Prompt, Verdict
+from verizero.pipeline.types import Attempt, Prompt
 from verizero.verifiers.combine import combine
 
 ASKED = """
@@ -38,73 +35,58 @@ def says(attempt: Attempt, params: Says) -> Verdict:
 """
 
 
-@pytest.fixture
-def says(tmp_path: Path) -> str:
+GATE, LOST, LATE = {"gate": True}, {"status": "no_answer"}, {"status": "timeout"}
+VERDICTS = [
+    ([{"weight": 3}, {"score": 0.5}, {"score": 0.0}], "graded", 0.7),
+    ([{}, LOST], "no_answer", 0.0),
+    ([LOST, LOST], "no_answer", 0.0),
+    ([{}, LATE], "graded", 0.5),
+    ([LATE], "timeout", 0.0),
+    ([{}, {"status": "verifier_error"}], "verifier_error", 0.0),
+    ([{}, {"status": "sandbox_error"}], "sandbox_error", 0.0),
+    ([GATE | {"status": "verifier_error"}, {}], "verifier_error", 0.0),
+    ([GATE | {"status": "sandbox_error"}, {}], "sandbox_error", 0.0),
+    ([{}, {"status": "verifier_error", "weight": 0}], "graded", 1.0),
+    ([GATE, {"score": 0.3}], "graded", 0.3),
+    ([{"tag": "main"}, GATE | {"score": 0.9, "tag": "gate"}], "graded", 0.0),
+]
+"""Parts, and the verdict that they make: infrastructure is never averaged away."""
+
+
+def test_parts_make_one_verdict(tmp_path):
     (tmp_path / "says.py").write_text(ASKED)
-    return f"{tmp_path / 'says.py'}:says"
+    for parts, status, score in VERDICTS:
+        named = []
+        for part in parts:
+            params = {name: part[name] for name in ("status", "score", "tag") if name in part}
+            rest = {name: part[name] for name in ("gate", "weight") if name in part}
+            named.append({"path": f"{tmp_path / 'says.py'}:says", "params": params, **rest})
+        (tmp_path / "asked").unlink(missing_ok=True)
+        verdict = combine.bind({"parts": named}).score([Attempt("r", None)])[0]
+        assert (verdict.status, verdict.score) == (status, pytest.approx(score)), parts
+    assert "gate" in verdict.reason
+    assert (tmp_path / "asked").read_text() == "gate r ", "nothing behind a closed gate runs"
 
 
-def part(path: str, score: float = 1.0, status: str = "graded", **more: Any) -> dict[str, Any]:
-    return {"path": path, "params": {"score": score, "status": status, "tag": more.pop("tag", "x")}, **more}
-
-
-def one(parts: Sequence[dict[str, Any]]) -> Verdict:
-    return combine.bind({"parts": list(parts)}).score([Attempt("r", None)])[0]
-
-
-def test_weights_make_a_mean(says: str) -> None:
-    said = one([part(says, 1.0, weight=3), part(says, 0.5, weight=1), part(says, 0.0, weight=1)])
-    assert said.score == pytest.approx((3 * 1.0 + 0.5) / 5)
-
-
-def test_one_part_without_an_answer_leaves_the_whole_without(says: str) -> None:
-    said = one([part(says), part(says, status="no_answer")])
-    assert (said.status, said.score) == ("no_answer", 0.0)
-    assert one([part(says), part(says, status="timeout")]).score == 0.5
-    assert one([part(says, status="no_answer"), part(says, status="no_answer")]).status == "no_answer"
-    assert one([part(says, status="timeout")]).status == "timeout"
-
-
-def test_infrastructure_is_never_averaged_away(says: str) -> None:
-    for broken in ("verifier_error", "sandbox_error"):
-        assert one([part(says), part(says, status=broken)]).status == broken
-        assert one([part(says, status=broken, gate=True), part(says)]).status == broken
-        assert one([part(says), part(says, status=broken, weight=0)]).score == 1.0
-
-
-def test_a_closed_gate_ends_it_and_nothing_behind_it_runs(says: str) -> None:
-    said = combine.bind({"parts": [part(says, tag="main"), part(says, 0.9, gate=True, tag="gate")]}).score(
-        [Attempt("r1", None)]
-    )[0]
-    assert (said.status, said.score) == ("graded", 0.0)
-    assert "gate" in said.reason
-    assert Path(says).with_name("asked").read_text() == "gate r1 "
-    assert one([part(says, gate=True), part(says, 0.3)]).score == pytest.approx(0.3)
-
-
-def test_parts_get_their_own_reference(says: str) -> None:
+def test_parts_get_their_own_reference():
     parts = [
         {"name": "exact", "reference": "answer", "gate": True},
         {"name": "instructions", "reference": "rules"},
     ]
     rules = {"answer": "blue", "rules": [{"type": "case", "case": "lower"}]}
     bound = combine.bind({"parts": parts})
-    assert [v.score for v in bound.score([Attempt("blue", rules), Attempt("Blue", rules), Attempt("red", rules)])] == [
-        1,
-        0,
-        0,
-    ]
+    assert [v.score for v in bound.score([Attempt(said, rules) for said in ("blue", "Blue", "red")])] == [1, 0, 0]
     assert bound.score([Attempt("blue", {"answer": "blue"})])[0].status == "verifier_error"
 
 
-def test_it_nests_and_mixes_with_real_verifiers() -> None:
+def test_it_nests_and_mixes_with_real_verifiers():
     inner = {"name": "combine", "params": {"parts": [{"name": "numeric"}, {"name": "exact"}]}}
     bound = combine.bind({"parts": [inner, {"name": "format", "gate": True}]})
     right, bare = "<think>x</think><answer>42</answer>", r"\boxed{42}"
     assert [v.score for v in bound.score([Attempt(right, "42"), Attempt(bare, "42")])] == [1.0, 0.0]
 
 
-def test_order_is_kept_over_a_batch() -> None:
+def test_order_is_kept_over_a_batch():
     bound = combine.bind({"parts": [{"name": "numeric"}, {"name": "length", "params": {"max_length": 9, "buffer": 0}}]})
     answers = ["1", "2", "", "1" * 20]
     said = bound.score([Attempt(a, "1") for a in answers])
@@ -124,7 +106,7 @@ def test_order_is_kept_over_a_batch() -> None:
         ({"parts": [{"name": "exact"}], "mode": "all_of"}, "mode"),
     ],
 )
-def test_bad_parameters_are_named_when_bound(params: dict[str, Any], named: str) -> None:
+def test_bad_parameters_are_named_when_bound(params, named):
     with pytest.raises(ConfigError, match=named):
         combine.bind(params)
 
@@ -141,7 +123,7 @@ ATTEMPTS = [Attempt("yes!", None), Attempt("yes", None)]
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     """A folder with recipe and check; the working folder has another check of the same name."""
     for place, sign in (("mine", "!"), ("elsewhere", "?")):
         (tmp_path / place / "checks").mkdir(parents=True)
@@ -150,12 +132,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "mine"
 
 
-def scores(bound: Any) -> list[float]:
+def scores(bound):
     return [v.score for v in bound.score(ATTEMPTS)]
 
 
 @pytest.mark.parametrize("params", [{"parts": [PART]}, {"parts": [NESTED]}, {"parts": [{**PART, "gate": True}, PART]}])
-def test_a_part_is_taken_from_the_base_at_any_depth(folder: Path, params: dict[str, Any]) -> None:
+def test_a_part_is_taken_from_the_base_at_any_depth(folder, params):
     assert scores(combine.bind(params, folder)) == [1, 0]
     assert scores(combine.bind(params)) == [0, 0], "without one, from the working folder"
     (folder / "checks" / "loud.py").unlink()
@@ -163,7 +145,7 @@ def test_a_part_is_taken_from_the_base_at_any_depth(folder: Path, params: dict[s
         combine.bind(params, folder)
 
 
-def test_a_recipe_is_read_from_any_folder(folder: Path) -> None:
+def test_a_recipe_is_read_from_any_folder(folder):
     tree = copy.deepcopy(TREE)
     rows = [{"id": "a", "question": "?", "answer": "x"}]
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -181,11 +163,11 @@ def test_a_recipe_is_read_from_any_folder(folder: Path) -> None:
         load_recipe(folder / "mine.yaml")
 
 
-def test_rows_find_parts_in_the_base_and_then_beside_themselves(folder: Path) -> None:
+def test_rows_find_parts_in_the_base_and_then_beside_themselves(folder):
     row = {"verifier": NESTED, "reference": "x", "response": "yes!"}
     (folder / "rows.jsonl").write_text(json.dumps(row))
 
-    def score_of(base: Path) -> float:
+    def score_of(base):
         (read,) = good_rows(folder / "rows.jsonl", Defaults(base=base))
         return read.verifier.score([read.attempt()])[0].score
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from verizero.pipeline.types import Attempt, Verdict
+from verizero.pipeline.types import Attempt
 from verizero.verifiers import instructions as instructions_module
 from verizero.verifiers.instructions import from_ifeval, instructions
 
 
-def one(reference: Any, text: str, prompt: str = "", **params: Any) -> Verdict:
+def one(reference, text, prompt="", **params):
     return instructions.bind(params).score([Attempt(text, reference, prompt)])[0]
 
 
@@ -24,32 +23,32 @@ IFEVAL = [(row["ifeval"], row["kwargs"], row["kept"], row["broken"]) for row in 
 
 
 @pytest.mark.parametrize(("constraint", "kept", "broken"), KEPT_AND_BROKEN)
-def test_a_constraint_holds_where_kept_and_only_there(constraint: dict[str, Any], kept: str, broken: str) -> None:
+def test_a_constraint_holds_where_kept_and_only_there(constraint, kept, broken):
     assert one([constraint], kept).score == 1.0, constraint
     assert one([constraint], broken).score == 0.0, constraint
     assert constraint["type"] in one([constraint], broken).reason
 
 
-def test_all_or_their_share() -> None:
+def test_all_or_their_share():
     wanted = [{"type": "words", "max": 3}, {"type": "case", "case": "lower"}, {"type": "without", "characters": "!"}]
     assert one(wanted, "just three words").score == 1.0
     assert one(wanted, "Just three words").score == 0.0
     assert one(wanted, "Just three words", grading="fraction").score == pytest.approx(2 / 3)
 
 
-def test_the_prompt_can_be_asked_back() -> None:
+def test_the_prompt_can_be_asked_back():
     wanted = [{"type": "edges", "repeat_prompt": True}]
     assert one(wanted, "Say it.  Then go on. I do.", "Say it. Then go on.").score == 1.0
     assert one(wanted, "Say it. Then go on.", "Say it. Then go on.").score == 0.0
 
 
-def test_only_what_follows_thinking_counts_and_nothing_is_no_answer() -> None:
+def test_only_what_follows_thinking_counts_and_nothing_is_no_answer():
     assert one([{"type": "words", "max": 2}], "<think>many words in here</think>Two words").score == 1.0
     for empty in ("", " \n", "<think>words</think>", "<think>words"):
         assert one([{"type": "without", "characters": ","}], empty).status == "no_answer"
 
 
-def test_a_flood_is_refused() -> None:
+def test_a_flood_is_refused():
     """A pattern that is quadratic in the length would take hours here."""
     assert one([{"type": "words", "min": 1}], "a " * 500_000).score == 0.0
     for constraint, _, _ in KEPT_AND_BROKEN:
@@ -57,12 +56,12 @@ def test_a_flood_is_refused() -> None:
             one([constraint], flood)
 
 
-def test_every_instruction_of_ifeval_has_a_row() -> None:
+def test_every_instruction_of_ifeval_has_a_row():
     assert {row[0] for row in IFEVAL} == set(instructions_module.IFEVAL)
 
 
 @pytest.mark.parametrize(("instruction", "given", "kept", "broken"), IFEVAL)
-def test_ifevals_instructions_are_understood(instruction: str, given: dict[str, Any], kept: str, broken: str) -> None:
+def test_ifevals_instructions_are_understood(instruction, given, kept, broken):
     reference = {"instruction_id_list": [instruction], "kwargs": [given]}
     assert one(reference, kept).score == 1.0
     assert one(reference, broken).score == 0.0
@@ -83,16 +82,11 @@ def test_ifevals_instructions_are_understood(instruction: str, given: dict[str, 
         ([{"type": "first_word", "word": " "}], "first_word.word"),
         ({"instruction_id_list": ["length:none"], "kwargs": [{}]}, "length:none"),
         ({"instruction_id_list": ["keywords:existence"], "kwargs": [{}]}, "keywords"),
-        (
-            {
-                "instruction_id_list": ["length_constraints:nth_paragraph_first_word"],
-                "kwargs": [{"first_word": "a", "nth_paragraph": 1, "num_paragraphs": None}],
-            },
-            "num_paragraphs",
-        ),
+        ({"instruction_id_list": ["length_constraints:nth_paragraph_first_word"],
+          "kwargs": [{"first_word": "a", "nth_paragraph": 1, "num_paragraphs": None}]}, "num_paragraphs"),
     ],
-)
-def test_broken_references_name_the_field(reference: Any, named: str) -> None:
+)  # fmt: skip
+def test_broken_references_name_the_field(reference, named):
     said = one(reference, "text")
     assert said.status == "verifier_error"
     assert re.search(named, said.reason)

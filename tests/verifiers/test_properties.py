@@ -11,7 +11,6 @@ from collections import Counter
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -25,14 +24,14 @@ from verizero.verifiers.numeric import number
 load = lru_cache(base.load)
 
 
-def score(name: str, reference: Any, response: str, **params: Any) -> float:
+def score(name, reference, response, **params):
     said = load(name).bind(params).score([Attempt(response, reference)])[0]
     assert not said.is_infrastructure, said
     return said.score
 
 
 @given(st.fractions(), st.integers(-20, 20))
-def test_numbers_are_read_exactly(value: Fraction, exponent: int) -> None:
+def test_numbers_are_read_exactly(value, exponent):
     assert number(f"{value.numerator}/{value.denominator}") == value
     assert number(f"{value.numerator}e{exponent}") == value.numerator * Fraction(10) ** exponent
     assert number(f"{value.numerator:,}") == value.numerator
@@ -41,11 +40,11 @@ def test_numbers_are_read_exactly(value: Fraction, exponent: int) -> None:
 
 
 @given(st.decimals(allow_nan=False, allow_infinity=False, places=4, min_value=-(10**6), max_value=10**6))
-def test_decimals_are_not_floats(value: Any) -> None:
+def test_decimals_are_not_floats(value):
     assert number(f"{value:f}") == Fraction(value)
 
 
-def _expressions(numbers: tuple[int, ...]) -> list[str]:
+def _expressions(numbers):
     """All expressions over all of `numbers`, in this order of use, by every way to bracket them."""
     if len(numbers) == 1:
         return [str(numbers[0])]
@@ -56,7 +55,7 @@ def _expressions(numbers: tuple[int, ...]) -> list[str]:
     return made
 
 
-def test_countdown_agrees_with_python_on_every_expression() -> None:
+def test_countdown_agrees_with_python_on_every_expression():
     """Python evaluates the expressions that we made, over Fractions; the verifier parses them."""
     rng = random.Random(5)
     for _ in range(40):
@@ -75,7 +74,7 @@ def test_countdown_agrees_with_python_on_every_expression() -> None:
 
 
 @given(st.integers(0, 400), st.integers(1, 300), st.integers(0, 300))
-def test_length_is_the_papers_penalty_plus_one(n: int, longest: int, buffer: int) -> None:
+def test_length_is_the_papers_penalty_plus_one(n, longest, buffer):
     """DAPO's equation 13, as printed, with L_max = longest and L_cache = buffer."""
     if buffer > longest:
         return
@@ -90,7 +89,7 @@ def test_length_is_the_papers_penalty_plus_one(n: int, longest: int, buffer: int
 
 
 @given(st.lists(st.sampled_from("ab"), max_size=30), st.integers(1, 4))
-def test_repetition_is_one_minus_the_excess_share(words: list[str], n: int) -> None:
+def test_repetition_is_one_minus_the_excess_share(words, n):
     text = " ".join(words)
     if not text:
         return
@@ -101,7 +100,7 @@ def test_repetition_is_one_minus_the_excess_share(words: list[str], n: int) -> N
     assert math.isclose(score("repetition", None, text, ngram=n, free_share=0.25), wanted, abs_tol=1e-12)
 
 
-def test_loops_score_low_and_prose_scores_one() -> None:
+def test_loops_score_low_and_prose_scores_one():
     assert score("repetition", None, "I am sure. " * 300) < 0.05
     assert score("repetition", None, "好" * 500) < 0.05
     assert score("repetition", None, " ".join(map(str, range(500)))) == 1.0
@@ -111,17 +110,17 @@ LANGUAGES = list(map(json.loads, Path(__file__).with_name("languages.jsonl").rea
 SAMPLES = {row["code"]: row["text"] for row in LANGUAGES if "whole" in row}
 
 
-def test_short_and_mixed_texts_have_a_language() -> None:
+def test_short_and_mixed_texts_have_a_language():
     assert [row for row in LANGUAGES if language_of(row["text"]) != row["code"]] == []
 
 
 @pytest.mark.parametrize("code", SAMPLES)
-def test_a_language_is_told_from_all_others(code: str) -> None:
+def test_a_language_is_told_from_all_others(code):
     for other in SAMPLES:
         wanted = [{"type": "language", "code": other}]
         assert score("instructions", wanted, SAMPLES[code]) == float(other == code)
 
 
-def test_a_text_in_two_scripts_is_in_no_language() -> None:
+def test_a_text_in_two_scripts_is_in_no_language():
     assert language_of(SAMPLES["en"] + SAMPLES["ru"]) is None
     assert language_of("12 + 30 = 42") is None

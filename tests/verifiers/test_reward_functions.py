@@ -6,10 +6,10 @@ import asyncio
 import math
 import random
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,12 +20,12 @@ from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.scoring.score import tells_right
 from verizero.pipeline.types import Attempt, Verdict
 from verizero.verifiers._reward_functions import verdict_of
-from verizero.verifiers.base import BoundVerifier, load, verifier
+from verizero.verifiers.base import load, verifier
 
 FILE, SHAPES = Path(theirs.__file__), Path(by_shape.__file__)
 
 
-def attempts(count: int = 200) -> list[Attempt]:
+def attempts(count=200):
     rng, made = random.Random(3), []
     for i in range(count):
         answer = str(rng.randint(0, 9))
@@ -38,95 +38,71 @@ def attempts(count: int = 200) -> list[Attempt]:
     return made
 
 
-def bound(function: str, **params: Any) -> BoundVerifier[Any]:
+def bound(function, **params):
     return load(path=f"{FILE}:{function}").bind(params)
 
 
-def rewards(verdicts: list[Verdict]) -> list[float]:
+def rewards(verdicts):
     assert {v.status for v in verdicts} == {"graded"}, verdicts[0]
     return [v.score if v.reward is None else v.reward for v in verdicts]
 
 
-def column(some: list[Attempt], name: str) -> list[Any]:
-    return [a.row[name] for a in some if a.row is not None]
+SOME = attempts()
+CHAT = [{"role": "user", "content": "?"}]
+PROMPTS, RESPONSES, ANSWERS = [a.prompt for a in SOME], [a.response for a in SOME], [a.reference for a in SOME]
+IDS, ROWS = [list(a.response_ids) for a in SOME], [a.row for a in SOME]
+LEVELS = [row["level"] for row in ROWS]
 
 
-def test_a_plain_function_and_a_lambda() -> None:
-    some = attempts()
-    assert rewards(bound("plain").score(some)) == [theirs.plain(a.response, a.reference) for a in some]
-    assert rewards(bound("of_the_row").score(some)) == [theirs.of_the_row(a.response, a.row) for a in some]
+def said_in_chats():
+    return [[{"role": "assistant", "content": response}] for response in RESPONSES]
 
 
-def test_trl() -> None:
-    some = attempts()
-    direct = theirs.trl(
-        [a.prompt for a in some], [a.response for a in some], [list(a.response_ids) for a in some],
-        answer=column(some, "answer"), level=column(some, "level"),
-    )  # fmt: skip
-    assert rewards(bound("trl").score(some)) == direct
+async def awaited():
+    said = zip(said_in_chats(), ANSWERS, ROWS, strict=True)
+    return [await theirs.exact(completion, answer, row["info"], {}) for completion, answer, row in said]
 
 
-def test_trl_without_completions() -> None:
-    some = attempts()
-    lengths = [len(a.response_ids) + level for a, level in zip(some, column(some, "level"), strict=True)]
-    assert rewards(bound("trl_of_tokens").score(some)) == lengths
-    assert rewards(bound("trl_of_prompts").score(some)) == [len(a.prompt) for a in some]
+DIRECT = {
+    "plain": lambda: list(map(theirs.plain, RESPONSES, ANSWERS)),
+    "of_the_row": lambda: list(map(theirs.of_the_row, RESPONSES, ROWS)),
+    "trl": lambda: theirs.trl(PROMPTS, RESPONSES, IDS, answer=ANSWERS, level=LEVELS),
+    "trl_of_tokens": lambda: [len(ids) + level for ids, level in zip(IDS, LEVELS, strict=True)],
+    "trl_of_prompts": lambda: list(map(len, PROMPTS)),
+    "unsloth": lambda: theirs.unsloth([CHAT] * 200, said_in_chats(), ANSWERS),
+    "compute_score": lambda: [
+        theirs.compute_score("openai/gsm8k", a.response, a.reference, a.row["extra_info"])["score"] for a in SOME
+    ],
+    "reward_func": lambda: theirs.reward_func(
+        [p + r for p, r in zip(PROMPTS, RESPONSES, strict=True)], PROMPTS, ANSWERS
+    )["rewards"].tolist(),
+    "exact": lambda: asyncio.run(awaited()),
+}
+"""Functions in the forms of their libraries, each called as its library would."""
+PARTS = {"compute_score": ("found", 1.0), "reward_func": ("length", None)}
+"""Functions that return a part too: its name, and its value if that is not the response's length."""
 
 
-def test_trl_with_chats() -> None:
-    chats = [
-        Attempt(a.response, a.reference, a.prompt, row={**(a.row or {}), "prompt": [{"role": "user", "content": "?"}]})
-        for a in attempts()
-    ]
-    direct = theirs.unsloth(
-        [[{"role": "user", "content": "?"}]] * 200, [[{"role": "assistant", "content": a.response}] for a in chats],
-        column(chats, "answer"),
-    )  # fmt: skip
-    assert rewards(bound("unsloth").score(chats)) == direct
+@pytest.mark.parametrize("name", DIRECT)
+def test_a_form_of_others_is_called_as_they_call_it(name):
+    some = [replace(a, row={**a.row, "prompt": CHAT}) for a in SOME] if name == "unsloth" else SOME
+    verdicts = bound(name).score(some)
+    assert rewards(verdicts) == DIRECT[name]()
+    part, value = PARTS.get(name, ("", None))
+    assert not part or [dict(v.parts)[part] for v in verdicts] == [value or len(r) for r in RESPONSES]
 
 
-def test_verl() -> None:
-    some = attempts()
-    direct = [theirs.compute_score("openai/gsm8k", a.response, a.reference, a.row["extra_info"]) for a in some if a.row]
-    verdicts = bound("compute_score").score(some)
-    assert rewards(verdicts) == [d["score"] for d in direct]
-    assert [dict(v.parts) for v in verdicts] == [{"found": d["found"]} for d in direct]
-
-
-def test_openrlhf() -> None:
-    some = attempts()
-    queries, prompts = [a.prompt + a.response for a in some], [a.prompt for a in some]
-    direct = theirs.reward_func(queries, prompts, [a.reference for a in some])
-    verdicts = bound("reward_func").score(some)
-    assert rewards(verdicts) == direct["rewards"].tolist()
-    assert [dict(v.parts)["length"] for v in verdicts] == direct["extra_logs"]["length"].tolist()
-
-
-def test_verifiers() -> None:
-    some = attempts()
-
-    async def direct() -> list[float]:
-        return [
-            await theirs.exact([{"role": "assistant", "content": a.response}], a.reference, a.row["info"], {})
-            for a in some
-            if a.row
-        ]
-
-    assert rewards(bound("exact").score(some)) == asyncio.run(direct())
-
-
-def test_a_sum_of_several() -> None:
-    some = attempts()
+def test_a_sum_of_several():
     functions = {"plain": f"{FILE}:plain", "signed": f"{FILE}:signed", "math": "math"}
-    verdicts = load("rewards").bind({"functions": functions, "weights": {"signed": 0.5}}).score(some)
-    for a, v in zip(some, verdicts, strict=True):
+    verdicts = load("rewards").bind({"functions": functions, "weights": {"signed": 0.5}}).score(SOME)
+    for a, v in zip(SOME, verdicts, strict=True):
         parts = dict(v.parts)
         assert parts["plain"] == theirs.plain(a.response, a.reference)
         assert parts["signed"] == theirs.signed(a.response, a.reference)
         assert (v.score if v.reward is None else v.reward) == parts["plain"] + 0.5 * parts["signed"] + parts["math"]
 
 
-def test_one_that_abstains_adds_nothing_and_all_that_abstain_leave_no_reward() -> None:
+def test_one_that_abstains_adds_nothing_and_all_that_abstain_leave_no_reward():
     some = attempts(9)
     functions = {"plain": f"{FILE}:plain", "sometimes": f"{FILE}:sometimes"}
     for a, v in zip(some, load("rewards").bind({"functions": functions}).score(some), strict=True):
@@ -136,7 +112,7 @@ def test_one_that_abstains_adds_nothing_and_all_that_abstain_leave_no_reward() -
     assert all(v.is_left_out and not v.is_infrastructure for v in verdicts[::3])
 
 
-def test_what_is_only_shown_costs_no_reward() -> None:
+def test_what_is_only_shown_costs_no_reward():
     shown = {"a": math.nan, "b": 10**400, "c": -math.inf, "d": "text", "e": [1, 2], "f": np.zeros(2), "g": True}
     verdicts = [verdict_of({"score": 0.5, **shown}), bound("shown").score(attempts(1))[0]]
     verdicts += bound("shown_of_batch").score(attempts(2))
@@ -147,23 +123,12 @@ def test_what_is_only_shown_costs_no_reward() -> None:
         verdict_of(1e200)
 
 
-NUMBERS = [
-    np.float32(1),
-    np.bool_(True),
-    np.array(1.0),
-    np.array([1.0]),
-    np.int64(1),
-    True,
-    Decimal("1.0"),
-    Fraction(1),
-]
+def test_a_number_of_any_kind_is_a_reward():
+    numbers = [np.float32(1), np.bool_(True), np.array(1.0), np.array([1.0]), np.int64(1)]
+    assert {verdict_of(v) for v in [*numbers, True, Decimal("1.0"), Fraction(1)]} == {Verdict("graded", 1.0, "right")}
 
 
-def test_a_number_of_any_kind_is_a_reward() -> None:
-    assert {verdict_of(value) for value in NUMBERS} == {Verdict("graded", 1.0, "right")}
-
-
-def test_a_threshold_says_what_is_right() -> None:
+def test_a_threshold_says_what_is_right():
     some = attempts(30)
     for a, v in zip(some, bound("signed", success=2.0).score(some), strict=True):
         right = theirs.signed(a.response, a.reference) == 2.0
@@ -172,7 +137,7 @@ def test_a_threshold_says_what_is_right() -> None:
     assert not any(tells_right(v) for v in bound("signed").score(some))
 
 
-def test_failures_say_what_was_returned_and_where() -> None:
+def test_failures_say_what_was_returned_and_where():
     some, line = attempts(2), f", at {FILE}:"
     for function, why in {
         "not_a_number": "ValueError: returned nan; a reward is a number up to 1e+100, or None for no reward",
@@ -194,7 +159,7 @@ def test_failures_say_what_was_returned_and_where() -> None:
     )
 
 
-def test_a_bad_value_of_a_batch_costs_no_other_response() -> None:
+def test_a_bad_value_of_a_batch_costs_no_other_response():
     verdicts = bound("bad_at_times").score(attempts(6))
     assert [v.status for v in verdicts] == ["verifier_error", "graded", "graded"] * 2
     short = bound("too_few").score(attempts(6))
@@ -207,7 +172,7 @@ def test_a_bad_value_of_a_batch_costs_no_other_response() -> None:
     }
 
 
-def test_each_shape_is_right_for_two_callers_at_a_time() -> None:
+def test_each_shape_is_right_for_two_callers_at_a_time():
     names = list(vars(by_shape))  # in the order of the file: one that awaits precedes one that asks for a loop
     shapes = [n for n in names[names.index("in_main_thread") :] if n not in ("Kind", "AsyncKind", "one_for_all")]
     assert len(shapes) == 21
@@ -218,18 +183,17 @@ def test_each_shape_is_right_for_two_callers_at_a_time() -> None:
             assert {(v.status, v.score, v.reason) for own in verdicts for v in own} == {("graded", 1.0, "right")}, shape
 
 
-def test_what_cannot_be_called_by_names_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_be_called_by_names_is_refused(tmp_path):
     (tmp_path / "r.py").write_text("def f(*texts): return 1\nx = 3\ndef blind(): return 1\n")
-    with pytest.raises(ConfigError, match=r"'blind' sees no response; write def f\(completion"):
-        load(path=f"{tmp_path}/r.py:blind")
-    with pytest.raises(ConfigError, match=r"argument '\*texts' has no name to be given by; write def f\(completion"):
-        load(path=f"{tmp_path}/r.py:f")
-    with pytest.raises(ConfigError, match="'x' is int, and a reward is a function"):
-        load(path=f"{tmp_path}/r.py:x")
-    with pytest.raises(ConfigError, match="has no 'g'"):
-        load(path=f"{tmp_path}/r.py:g")
-    with pytest.raises(ConfigError, match=r"'Kind' is a class; give an object that can be called: Kind\(\)"):
-        load(path=f"{SHAPES}:Kind")
+    for path, words in (
+        (f"{tmp_path}/r.py:blind", r"'blind' sees no response; write def f\(completion"),
+        (f"{tmp_path}/r.py:f", r"argument '\*texts' has no name to be given by; write def f\(completion"),
+        (f"{tmp_path}/r.py:x", "'x' is int, and a reward is a function"),
+        (f"{tmp_path}/r.py:g", "has no 'g'"),
+        (f"{SHAPES}:Kind", r"'Kind' is a class; give an object that can be called: Kind\(\)"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            load(path=path)
     for shape in (by_shape.waits, by_shape.cached, by_shape.kind, by_shape.Kind, by_shape.part):
         with pytest.raises(ConfigError, match="@verifier goes directly above a def without async"):
             verifier(shape)

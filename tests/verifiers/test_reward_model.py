@@ -9,13 +9,11 @@ import shutil
 import subprocess
 import sys
 import threading
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from verizero.pipeline.errors import ConfigError
-from verizero.pipeline.types import Attempt, Verdict
+from verizero.pipeline.types import Attempt
 from verizero.verifiers.reward_model import load, reward_model, shown_to
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz 0123456789.:/<>|_"
@@ -34,7 +32,7 @@ INJECTIONS = [
 ]
 
 
-def saved(folder: Path, num_labels: int = 1, spoil: float | None = None, pads: bool = True) -> Path:
+def saved(folder, num_labels=1, spoil=None, pads=True):
     """A tiny classifier over characters with random weights; `spoil` is written over its head."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -64,16 +62,16 @@ def saved(folder: Path, num_labels: int = 1, spoil: float | None = None, pads: b
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     return saved(tmp_path_factory.mktemp("reward"))
 
 
-def said(folder: Path, responses: list[str], **params: Any) -> list[Verdict]:
+def said(folder, responses, **params):
     bound = reward_model.bind({"model": folder, **params})
     return bound.score([Attempt(r, None, PROMPT) for r in responses])
 
 
-def score_alone(folder: Path, text: str) -> float:
+def score_alone(folder, text):
     """The oracle: one text, no padding, no batch."""
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -84,7 +82,7 @@ def score_alone(folder: Path, text: str) -> float:
         return float(model(input_ids=ids).logits[0, 0])
 
 
-def test_a_batch_scores_as_each_text_alone_would(model: Path) -> None:
+def test_a_batch_scores_as_each_text_alone_would(model):
     texts = ["a", "bcd 12", "hgfe 0123456789", "ab", "<think>aaa</think>c 9"]
     verdicts = said(model, texts, center=0.1, scale=0.5)
     for text, verdict in zip(texts, verdicts, strict=True):
@@ -94,13 +92,13 @@ def test_a_batch_scores_as_each_text_alone_would(model: Path) -> None:
 
 
 @pytest.mark.run
-def test_only_calling_it_loads_torch() -> None:
+def test_only_calling_it_loads_torch():
     code = "import sys; from verizero.verifiers import reward_model, combine, code; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 
 @pytest.mark.parametrize("chat", [False, True])
-def test_no_text_moves_the_scores_of_others(model: Path, chat: bool) -> None:
+def test_no_text_moves_the_scores_of_others(model, chat):
     """In any company each answer has the very score that it has alone; every attack is graded as text."""
     responses = [*HONEST, *INJECTIONS]
     alone = [said(model, [r], chat=chat)[0].score for r in responses]
@@ -112,7 +110,7 @@ def test_no_text_moves_the_scores_of_others(model: Path, chat: bool) -> None:
 
 
 @pytest.mark.parametrize("response", ["1 2\n3 4\nso 5", "no end", "<think>a\n</think>b\nc"])
-def test_each_step_is_scored_as_a_text_that_ends_with_it(model: Path, response: str) -> None:
+def test_each_step_is_scored_as_a_text_that_ends_with_it(model, response):
     """The response is worth its worst step; in a batch with others, and behind a thinking that is not shown."""
     found = said(model, ["x\ny", response, "a b c d e f"], step_end="\n")[1]
     assert found.steps == said(model, [response], step_end="\n")[0].steps
@@ -126,7 +124,7 @@ def test_each_step_is_scored_as_a_text_that_ends_with_it(model: Path, response: 
     assert (found.status, found.reason[:11]) == ("graded", "model_score")
 
 
-def test_steps_end_as_in_the_models_training(model: Path, tmp_path: Path) -> None:
+def test_steps_end_as_in_the_models_training(model, tmp_path):
     folder = tmp_path / "process"
     shutil.copytree(model, folder)
     how = {"mean": 0.0, "std": 1.0, "chat": True, "include_thinking": True, "step_end": "\n"}
@@ -140,13 +138,13 @@ def test_steps_end_as_in_the_models_training(model: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("chat", [False, True])
 @pytest.mark.parametrize("attack", INJECTIONS)
-def test_a_response_writes_no_special_token(model: Path, attack: str, chat: bool) -> None:
+def test_a_response_writes_no_special_token(model, attack, chat):
     """The text for the model holds the template's special tokens and no other, whatever a response spells out."""
     tokenizer, _ = load(str(model), "cpu")
     params = reward_model.bind({"model": model, "chat": chat}).params
     special = {i for t, i in zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True) if t != "<unk>"}
 
-    def shown(response: str) -> list[int]:
+    def shown(response):
         found = shown_to(tokenizer, Attempt(response, None, "q"), params)
         return [i for i in found.ids if i in special] if found else []
 
@@ -155,11 +153,11 @@ def test_a_response_writes_no_special_token(model: Path, attack: str, chat: bool
 
 
 @pytest.mark.parametrize("empty", ["", "   \n", "<think>all of it", "<think>x</think>"])
-def test_nothing_is_no_answer(model: Path, empty: str) -> None:
+def test_nothing_is_no_answer(model, empty):
     assert [v.status for v in said(model, [empty, "a"])] == ["no_answer", "graded"]
 
 
-def test_a_flood_is_refused_unread_and_costs_others_nothing(model: Path) -> None:
+def test_a_flood_is_refused_unread_and_costs_others_nothing(model):
     alone = said(model, ["a"])[0].score
     flood, honest = said(model, ["a " * 50_000, "a"], max_tokens=64)
     assert (flood.status, flood.score) == ("verifier_error", 0.0)
@@ -167,51 +165,42 @@ def test_a_flood_is_refused_unread_and_costs_others_nothing(model: Path) -> None
     assert honest.score == pytest.approx(alone, abs=1e-6)
 
 
-@pytest.mark.parametrize("spoil", [math.nan, math.inf])
-def test_a_score_that_is_no_number_is_a_failure_and_no_zero(tmp_path: Path, spoil: float) -> None:
+@pytest.mark.parametrize(
+    ("spoil", "status"),
+    [(math.nan, "verifier_error"), (math.inf, "verifier_error"), (1e30, "graded"), (-1e30, "graded")],
+)
+def test_a_score_that_is_no_number_is_a_failure_and_a_huge_one_is_within_bounds(tmp_path, spoil, status):
     for verdict in said(saved(tmp_path, spoil=spoil), HONEST):
-        assert verdict.status == "verifier_error"
-        assert "score is" in verdict.reason
+        assert (verdict.status, 0.0 <= verdict.score <= 1.0) == (status, True)
+        assert status == "graded" or "score is" in verdict.reason
 
 
-@pytest.mark.parametrize("spoil", [1e30, -1e30])
-def test_huge_scores_stay_within_bounds(tmp_path: Path, spoil: float) -> None:
-    assert all(0.0 <= v.score <= 1.0 for v in said(saved(tmp_path, spoil=spoil), HONEST))
-
-
-def test_what_is_no_reward_model_is_named(tmp_path: Path) -> None:
-    two = saved(tmp_path / "two", num_labels=2)
-    with pytest.raises(ConfigError, match=r"reward_model\.model: .*two has 2"):
-        load(str(two), "cpu")
-    with pytest.raises(ConfigError, match=r"reward_model\.model: .*nowhere .*config\.json"):
-        load(str(tmp_path / "nowhere"), "cpu")
+def test_what_is_no_reward_model_is_named_and_no_zero(tmp_path, model):
+    saved(tmp_path / "two", num_labels=2)
+    saved(tmp_path / "no pad", pads=False)
     (tmp_path / "file").write_text("{}")
-    with pytest.raises(ConfigError, match=r"reward_model\.model: .*config\.json"):
-        load(str(tmp_path / "file"), "cpu")
-    for folder in (two, tmp_path / "nowhere"):
-        assert {v.status for v in said(folder, HONEST)} == {"verifier_error"}
+    cut = shutil.copytree(model, tmp_path / "cut") / "model.safetensors"
+    cut.write_bytes(cut.read_bytes()[:100])
+    for name, words in (
+        ("two", "two has 2"),
+        ("nowhere", r"nowhere .*config\.json"),
+        ("file", r"config\.json"),
+        ("no pad", "pad_token_id"),
+    ):
+        with pytest.raises(ConfigError, match=rf"reward_model\.model: .*{words}"):
+            load(str(tmp_path / name), "cpu")
+    for name in ("two", "nowhere", "cut"):
+        assert {v.status for v in said(tmp_path / name, HONEST)} == {"verifier_error"}, name
 
 
-def test_a_model_without_a_pad_token_is_refused_and_one_with_its_tokenizers_is_not(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"reward_model\.model: .*pad_token_id"):
-        load(str(saved(tmp_path / "none", pads=False)), "cpu")
-    borrowed = shutil.copytree(saved(tmp_path / "pads"), tmp_path / "borrowed")
-    config = json.loads((borrowed / "config.json").read_text())
-    (borrowed / "config.json").write_text(json.dumps({**config, "pad_token_id": None}))
-    ours, theirs = (said(tmp_path / name, HONEST) for name in ("borrowed", "pads"))
+def test_a_model_without_a_pad_token_borrows_that_of_its_tokenizer(tmp_path, model):
+    borrowed = shutil.copytree(model, tmp_path / "borrowed") / "config.json"
+    borrowed.write_text(json.dumps({**json.loads(borrowed.read_text()), "pad_token_id": None}))
+    ours, theirs = (said(folder, HONEST) for folder in (borrowed.parent, model))
     assert [v.score for v in ours] == pytest.approx([v.score for v in theirs], abs=1e-6)
 
 
-def test_a_folder_that_is_cut_short_is_a_failure_and_no_zero(tmp_path: Path, model: Path) -> None:
-    broken = shutil.copytree(model, tmp_path / "broken")
-    weights = broken / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:100])
-    for verdict in said(broken, HONEST):
-        assert verdict.status == "verifier_error"
-        assert verdict.reason
-
-
-def test_it_keeps_the_order_of_sums_while_another_thread_decodes(model: Path) -> None:
+def test_it_keeps_the_order_of_sums_while_another_thread_decodes(model):
     """torch's switch for that is one for all threads, and decoding turns it off."""
     import torch
 

@@ -25,7 +25,7 @@ KINDS: dict[str, list[str]] = {row["kind"]: row["templates"] for row in ROWS}
 """Kind -> templates of its texts."""
 
 
-def short_texts(count: int, seed: int = 0) -> dict[str, str]:
+def short_texts(count, seed=0):
     """Return `count` different texts, each with its kind, in turn from every kind."""
     chance = random.Random(seed)
     made: dict[str, str] = {}
@@ -57,14 +57,14 @@ GOLDS = list(
 )
 
 
-def written(form: str, text: str) -> str:
+def written(form, text):
     """Return the text in a form of response; a text that ends a sentence gets no second dot."""
     return form.format(text).removesuffix("." if form.endswith(".") and text[-1] in ".!?" else "\0")
 
 
 @pytest.mark.run
 @pytest.mark.parametrize("form", FORMS)
-def test_every_short_text_is_right_against_itself(form: str) -> None:
+def test_every_short_text_is_right_against_itself(form):
     exact = load("exact").bind()
     verdicts = exact.score([Attempt(written(form, text), text) for text in TEXTS])
     missed = [(t, v.status, v.extracted) for t, v in zip(TEXTS, verdicts, strict=True) if not v.is_correct]
@@ -72,7 +72,7 @@ def test_every_short_text_is_right_against_itself(form: str) -> None:
 
 
 @pytest.mark.run
-def test_no_short_text_is_right_against_another_of_its_kind() -> None:
+def test_no_short_text_is_right_against_another_of_its_kind():
     """What is not cut is not taken for its own end: 17:05 is not 05."""
     exact = load("exact").bind()
     for kind in KINDS:
@@ -84,31 +84,31 @@ def test_no_short_text_is_right_against_another_of_its_kind() -> None:
 
 @pytest.mark.run
 @pytest.mark.parametrize("form", FORMS)
-def test_a_text_that_is_no_sentence_is_read_whole_without_a_reference(form: str) -> None:
+def test_a_text_that_is_no_sentence_is_read_whole_without_a_reference(form):
     """So a verifier of one's own, the vote of maj@k and the report see it whole too, wrong answers included."""
     for text in [text for text, kind in TEXTS.items() if kind not in SENTENCES]:
         answer = final_answer(Attempt(written(form, text), None))
         assert answer.text in (text, text.strip("*`$.")), (text, answer)
 
 
-def test_a_cut_response_is_no_answer_though_it_is_the_reference_so_far() -> None:
+def test_a_cut_response_is_no_answer_though_it_is_the_reference_so_far():
     assert load("exact").bind().score([Attempt("17:05", "17:05", truncated=True)])[0].reason == "truncated"
 
 
 @pytest.mark.parametrize("text", ["17:05", "Dr. Who", "Both A and B", "It is 5 m.", "None of the above.", "$5 or $6"])
-def test_the_text_of_a_choice_is_read_whole(text: str) -> None:
+def test_the_text_of_a_choice_is_read_whole(text):
     reference = {"answer": "B", "choices": ["other", text, "17", "Who"]}
     assert load("choice").bind().score([Attempt(text, reference)])[0].is_correct
 
 
 @pytest.mark.run
 @pytest.mark.parametrize("form", ["{}", "The answer is {}."])
-def test_every_gold_of_the_labelled_mathematics_is_right_against_itself(form: str) -> None:
+def test_every_gold_of_the_labelled_mathematics_is_right_against_itself(form):
     verdicts = load("math").bind().score([Attempt(form.format(gold), gold) for gold in GOLDS])
     assert [(g, v) for g, v in zip(GOLDS, verdicts, strict=True) if not v.is_correct] == []
 
 
-def test_every_reference_of_labelled_rows_is_right_against_itself() -> None:
+def test_every_reference_of_labelled_rows_is_right_against_itself():
     rows = [row for row in WITHOUT_SANDBOX if row[0] in ("choice", "exact", "numeric")]
     rows = [row for row in rows if row[4] != "verifier_error" and "where" not in row[1]]
     for name, params, reference, _, _ in rows:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from verizero.pipeline.types import Attempt, Verdict
@@ -25,15 +22,15 @@ def lines(attempt: Attempt) -> Verdict:
 """
 
 
-def said(steps: Any, response: str = "a b\nc", status: str = "graded") -> Verdict:
+def said(steps, response="a b\nc", status="graded"):
     @verifier
-    def given(attempt: Attempt) -> Verdict:
-        return Verdict(status, 0.5, steps=steps)  # type: ignore[arg-type]
+    def given(attempt):
+        return Verdict(status, 0.5, steps=steps)
 
     return given.bind().score([Attempt(response, None)])[0]
 
 
-def test_steps_are_pairs_of_a_text_and_any_number() -> None:
+def test_steps_are_pairs_of_a_text_and_any_number():
     assert said([["a", True], ("c", -3)]).steps == (("a", 1.0), ("c", -3.0))
     assert said((("a b\n", 0.5), ("c", 0)), status="no_answer").steps == ()
 
@@ -49,7 +46,7 @@ def test_steps_are_pairs_of_a_text_and_any_number() -> None:
         ("", "\n", []),
     ],
 )
-def test_a_text_is_divided_behind_each_match(text: str, end: str, pieces: list[str]) -> None:
+def test_a_text_is_divided_behind_each_match(text, end, pieces):
     assert split_steps(text, end) == pieces
     assert "".join(pieces) == text
 
@@ -67,7 +64,7 @@ def test_a_text_is_divided_behind_each_match(text: str, end: str, pieces: list[s
         (None, "steps is None; give a list of pairs (text, reward)"),
     ],
 )
-def test_other_steps_are_a_verifier_error_and_never_a_zero(steps: Any, says: str) -> None:
+def test_other_steps_are_a_verifier_error_and_never_a_zero(steps, says):
     verdict = said(steps)
     assert (verdict.status, verdict.steps) == ("verifier_error", ())
     assert says in verdict.reason
@@ -75,7 +72,7 @@ def test_other_steps_are_a_verifier_error_and_never_a_zero(steps: Any, says: str
 
 
 @pytest.mark.run
-def test_steps_of_a_file_of_ones_own_come_through_the_wall(tmp_path: Path) -> None:
+def test_steps_of_a_file_of_ones_own_come_through_the_wall(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
     found = (
         load(path=str(tmp_path / "own.py") + ":lines").bind().score([Attempt("1+1\n2", None), Attempt("1\n\n2", None)])
@@ -96,9 +93,7 @@ def test_steps_of_a_file_of_ones_own_come_through_the_wall(tmp_path: Path) -> No
         ("\\boxed{85}: 80+6=85", [("80+6=85", 1)]),
     ],
 )
-def test_equations_are_steps_and_the_answer_is_the_last_one(
-    response: str, steps: list[tuple[str | None, float]]
-) -> None:
+def test_equations_are_steps_and_the_answer_is_the_last_one(response, steps):
     """The answer stands for an equation behind which nothing follows."""
     verdict = equations.bind().score([Attempt(response, "85", "27+58=")])[0]
     assert [reward for _, reward in verdict.steps] == [reward for _, reward in steps]
@@ -107,13 +102,13 @@ def test_equations_are_steps_and_the_answer_is_the_last_one(
     assert response.endswith(verdict.steps[-1][0])
 
 
-def test_no_answer_has_no_steps_and_a_failed_grader_none() -> None:
+def test_no_answer_has_no_steps_and_a_failed_grader_none():
     cut, wrong = equations.bind().score([Attempt("<think>7+8=15", "85", "27+58="), Attempt("\\boxed{1}", None, "")])
     assert (cut.status, cut.steps) == ("no_answer", ())
     assert (wrong.status, wrong.steps) == ("verifier_error", ())
 
 
-def test_a_combination_has_the_steps_of_its_one_part_that_gives_them() -> None:
+def test_a_combination_has_the_steps_of_its_one_part_that_gives_them():
     attempt = Attempt("<think>7+8=15</think>\\boxed{85}", "85", "27+58=")
     weighted = combine.bind({"parts": [{"name": "equations", "weight": 3}, {"name": "length"}]}).score([attempt])[0]
     assert [reward for _, reward in weighted.steps] == [1.0, 1.0]

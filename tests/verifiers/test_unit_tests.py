@@ -1,25 +1,20 @@
-"""Asserts against programs that never see them, in the sandbox."""
+"""Asserts against programs that never see them: right and wrong programs, attacks, and tests that cannot be played."""
 
 from __future__ import annotations
 
 import ast
-from typing import Any
 
 import pytest
 
-from tests.verifiers.suites import rows_of
+from tests.verifiers.suites import lines_of, rows_of
 from verizero.pipeline.errors import DataError
-from verizero.pipeline.types import Attempt, Verdict
+from verizero.pipeline.types import Attempt
 from verizero.sandbox.settings import SandboxSettings, configure
 from verizero.verifiers._one_process import reason_for
 from verizero.verifiers._test_suites import suite_of
 from verizero.verifiers.unit_tests import unit_tests
 
-
-def one(program: str, reference: Any, **params: Any) -> Verdict:
-    return unit_tests.bind({"cpu_s": 1, "wall_s": 3, **params}).score([Attempt(program, reference)])[0]
-
-
+RIGHT, WRONG, BROKEN, ATTACKS, SLOW = map(rows_of, ("right", "wrong", "broken", "attacks", "slow_attacks"))
 DOUBLE = {"tests": ["assert double(2) == 4", "assert double(-1) == -2", "assert double('ab') == 'abab'"]}
 HUMAN_EVAL = {
     "entry_point": "has_close",
@@ -35,104 +30,126 @@ PYTEST = {
     "def test_negative():\n    try:\n"
     "        root(-1)\n    except ValueError:\n        return\n    assert False, 'no error'\n",
 }
-ROOT = "def root(x):\n    if x < 0: raise ValueError(x)\n    return x ** 0.5"
-GOLD = [
+LINKED = {
+    "prompt": "class Node:\n    def __init__(self, val, next=None):\n        self.val, self.next = val, next\n"
+    "    def same(self, other):\n        return self.val == other.val and (self.next is None) == (other.next is None)\n"
+    "def nodes(xs):\n    head = None\n    for x in reversed(xs):\n        head = Node(x, head)\n    return head\n"
+    "def values(n):\n    while n:\n        yield n.val\n        n = n.next\n",
+    "tests": [
+        "h = nodes([1, 2])\nr = turn(h)\nassert r.next is h and h.next is None and r.same(Node(2, h))",
+        "assert list(values(turn(nodes(range(3000))))) == list(range(3000))[::-1]",
+    ],
+}
+"""Lists whose class is in the prompt: thousands of nodes, changed in place, and no method travels with them."""
+TURN = (
+    "def turn(n: Optional[Node]):\n    last = None\n    while n:\n        assert isinstance(n, Node)\n"
+    "        n.next, last, n = last, n, n.next\n    return {}"
+)
+RIGHT_FORMS = [
     ("def double(x): return x * 2", DOUBLE),
-    ("double = lambda x: x + x", DOUBLE),
-    ("class Solution:\n    def double(self, x): return x * 2", DOUBLE),
     ("```python\ndef double(x): return x * 2\n```", "assert double(2) == 4"),
     (HAS_CLOSE, HUMAN_EVAL),
-    (ROOT, PYTEST),
-    ("def first(x): return (x[0], {1: {2.5}})", ["assert first([3]) == (3, {1: {2.5}})"]),
-    ("def f(*, a, b=2): return a - b", ["assert f(a=5) == 3", "assert f(b=1, a=1) == 0"]),
-    ("n = 0\ndef tick():\n    global n\n    n += 1\n    return n", ["assert tick() == 1", "assert tick() == 1"]),
-    ("n = 0\ndef tick():\n    global n\n    n += 1\n    return n", ["assert [tick(), tick(), tick()] == [1, 2, 3]"]),
-    ("def f(x): return x", ["assert f(f(f(7))) == 7"]),
-    ("def even(n): return n % 2 == 0\ndef odd(n): return not even(n)", ["assert even(2) and odd(3)"]),
-    (
-        "class Bad(KeyError): pass\ndef f(): raise Bad()",
-        ["try:\n    f()\n    ok = False\nexcept KeyError:\n    ok = True\nassert ok"],
-    ),
+    ("def root(x):\n    if x < 0: raise ValueError(x)\n    return x ** 0.5", PYTEST),
     (
         "def f(x): return {'a': [1, (2, None)]}",
         {"test_list": ["assert f(1)['a'][1] == (2, None)"], "test_setup_code": ""},
     ),
+    (
+        "done = False\ndef f(x):\n    global done\n    if done: return None\n    done = True\n    return x",
+        ["assert f(1) == 1", "assert f(2) == 2"],  # a shared process is not held against a program
+    ),
+    (TURN.format("last"), LINKED),
+    ("class Node:\n    def __init__(self, val, next=None): pass\n" + TURN.format("last"), LINKED),
 ]
-RAISING = {
-    "tests": "import pytest\n\ndef test_raises():\n    with pytest.raises(ValueError):\n        f(-1)\n\n"
-    "@pytest.mark.parametrize('x, y', [(4, 2), (2, 1.41421356)])\n"
-    "def test_root(x, y):\n    assert f(x) == pytest.approx(y)\n"
-}
-GOLD.append(("def f(x): return 2 * x", ["try:\n    y = f(2)\nexcept:\n    y = 0\nassert y == 4"]))
-GOLD.append(("def f(x):\n    if x < 0: raise ValueError\n    return x ** 0.5", RAISING))
-WRONG = [
-    ("def f(x): return abs(x) ** 0.5", RAISING),
-    ("def f(x):\n    if x < 0: raise KeyError\n    return x ** 0.5", RAISING),
-    ("def f(x):\n    if x < 0: raise ValueError\n    return 1.4142 if x == 2 else 2", RAISING),
+WRONG_FORMS = [
     ("def double(x): return x + 2", DOUBLE),
-    ("def dubble(x): return 2 * x", DOUBLE),
-    ("def double(x): raise AssertionError", DOUBLE),
-    ("this is not python", DOUBLE),
     ("def has_close(xs, t): return True", HUMAN_EVAL),
     ("def root(x): return abs(x) ** 0.5", PYTEST),
-    ("def first(x): return [3, {1: {2.5}}]", ["assert first([3]) == (3, {1: {2.5}})"]),
+    (TURN.format("None"), LINKED),
+    ("class Node:\n    __slots__ = ()\n    def __eq__(s, o): return True\ndef turn(n): return n", LINKED),
+    ("def turn(n):\n    n.same = lambda o: True\n    n.next = None\n    return n", LINKED),
 ]
+BAD_REFERENCES = [
+    {"tests": []},
+    {"tests": "x = 1"},
+    {"tests": "def ("},
+    3,
+    {"tests": ["assert 1 == 1"]},
+    {"tests": "assert sorted(filter([1])) == [1]"},
+    {"tests": "def f(x): return x\ndef test_g():\n    assert f(len([])) == 0"},
+    {"test": "def check(c):\n    assert c(1)"},
+]
+PLAIN = [
+    "None", "True", "3", "-7", "10**30", "-(10**4000)", "2.5", "float('inf')", "1e-300", "3+4j", "'a\\u00e9\\ud800'",
+    "b'\\x00\\xff'", "bytearray(b'ab')", "[1, [2.0, (3,)]]", "(1, [2], {3})", "{'a': 1, 2: (3, None), (4, 5): {}}",
+    "{1, 2}", "frozenset({(1, 2)})", "range(1, 9, 3)", "slice(1, None, 2)", "collections.deque([1, 2], 5)",
+    "collections.Counter('aab')", "collections.OrderedDict([('b', 1), ('a', 2)])",
+    "collections.defaultdict(list, {1: [2]})", "fractions.Fraction(1, 3)", "decimal.Decimal('1.10')",
+    "datetime.date(2024, 2, 29)", "datetime.datetime(2024, 1, 2, 3, 4, tzinfo=datetime.timezone.utc)",
+    "datetime.timedelta(days=1, seconds=2)", "datetime.time(1, 2)", "pathlib.Path('/a/b')", "re.compile('a+', re.I)",
+    "int", "{'a': 1}.keys()", "{'a': 1}.items()", "{'a': 1}.values()",
+]  # fmt: skip
+"""Values that keep their type both ways."""
 
 
-@pytest.mark.parametrize(("program", "reference"), GOLD)
-def test_right_programs_pass(program: str, reference: Any) -> None:
-    said = one(program, reference)
-    assert said.is_correct, said.reason
+def graded(rows, **params):
+    """Return (name, program, verdict) of each row, all graded in one batch."""
+    bound = unit_tests.bind({"cpu_s": 3, **params})
+    verdicts = bound.score([Attempt(program, reference) for program, reference, *_ in rows.values()])
+    return [(name, row[0], verdict) for (name, row), verdict in zip(rows.items(), verdicts, strict=True)]
 
 
-@pytest.mark.parametrize(("program", "reference"), WRONG)
-def test_wrong_programs_fail(program: str, reference: Any) -> None:
-    said = one(program, reference)
-    assert (said.status, said.score) == ("graded", 0.0)
-
-
-def test_a_shared_process_is_not_held_against_a_program() -> None:
-    """A program that keeps state fails when tests share it, and passes each test alone."""
-    once = "done = False\ndef f(x):\n    global done\n    if done: return None\n    done = True\n    return x"
-    assert one(once, ["assert f(1) == 1", "assert f(2) == 2"]).is_correct
+def of_plain(value):
+    """Return the rows of a value that comes back equal, and whose type the program sees."""
+    equal = "True" if value.endswith(".values()") else "x == y"
+    modules = {"setup": "import collections, fractions, decimal, datetime, pathlib, re"}
+    same = f"x = {value}\ny = f(x)\nassert repr(x) == repr(y) and type(x) is type(y) and {equal}"
+    kind = f"x = {value}\nassert kind(x) == (type(x).__module__, type(x).__qualname__)"
+    yield f"same {value}", ("def f(x): return x", modules | {"tests": same})
+    yield (
+        f"kind {value}",
+        ("def kind(x): return type(x).__module__, type(x).__qualname__", modules | {"tests": kind}),
+    )
 
 
 @pytest.mark.run
-def test_a_hang_in_one_test_costs_only_that_one() -> None:
+def test_right_programs_pass():
+    rows = dict(row for value in PLAIN for row in of_plain(value)) | RIGHT | dict(enumerate(RIGHT_FORMS))
+    assert not [(name, v.reason) for name, _, v in graded(rows, cpu_s=5) if not v.is_correct]
+
+
+@pytest.mark.run
+@pytest.mark.parametrize(
+    ("rows", "status"),
+    [
+        (WRONG | dict(enumerate((*row, "") for row in WRONG_FORMS)), "graded"),
+        (BROKEN, "verifier_error"),
+        (
+            dict(enumerate(("def f(x): return x", bad, "bad_reference") for bad in BAD_REFERENCES)),
+            "verifier_error",
+        ),
+    ],
+    ids=["wrong", "broken", "bad reference"],
+)
+def test_a_wrong_program_fails_a_test_at_fault_is_no_wrong_answer_and_the_reason_says_why(rows, status):
+    for name, _, verdict in graded(rows, cpu_s=5):
+        assert (verdict.status, verdict.score) == (status, 0.0), (name, verdict.reason)
+        assert rows[name][2] in verdict.reason, name
+
+
+@pytest.mark.run
+def test_a_hang_in_one_test_costs_only_that_one_and_equal_programs_are_graded_in_order():
     slow = "def f(x):\n    while x == 1: pass\n    return x"
     tests = ["assert f(0) == 0", "assert f(1) == 1", "assert f(2) == 2"]
-    said = one(slow, tests, grading="fraction", cpu_s=0.3, wall_s=2)
-    assert said.status == "graded"
-    assert said.score == pytest.approx(2 / 3)
+    [(_, _, verdict)] = graded({0: (slow, tests)}, grading="fraction", cpu_s=0.3, wall_s=2)
+    assert (verdict.status, verdict.score) == ("graded", pytest.approx(2 / 3))
+    programs = ("def double(x): return 2*x", "def double(x): return 0", "") * 20
+    verdicts = [v for *_, v in graded(dict(enumerate((p, DOUBLE) for p in programs)))]
+    assert [v.score for v in verdicts] == [1.0, 0.0, 0.0] * 20
+    assert [v.status for v in verdicts[:3]] == ["graded", "graded", "no_answer"]
 
 
-@pytest.mark.parametrize(
-    "reference",
-    [
-        {"tests": []},
-        {"tests": "x = 1"},
-        {"tests": "def ("},
-        3,
-        {"tests": ["assert 1 == 1"]},
-        {"tests": "assert sorted(filter([1])) == [1]"},
-        {"tests": "def f(x): return x\ndef test_g():\n    assert f(len([])) == 0"},
-        {"test": "def check(c):\n    assert c(1)"},
-    ],
-)
-def test_broken_references_are_no_wrong_answers(reference: Any) -> None:
-    said = one("def f(x): return x", reference)
-    assert said.status == "verifier_error"
-    assert "bad_reference" in said.reason
-
-
-def test_a_test_that_fails_by_itself_is_the_references_fault() -> None:
-    said = one("def f(x): return x", ["assert f(undefined_data) == 1", "assert f(1) == 1"])
-    assert said.status in ("verifier_error", "graded")
-    broken = one("def f(x): return x", {"tests": ["import no_such_module\nassert f(1) == 1"], "fn": "f"})
-    assert broken.status == "verifier_error"
-
-
-def test_splitting_keeps_every_assert() -> None:
+def test_splitting_keeps_every_assert():
     source = "import math\nx = 1\nassert f(x)\ny = 2\nassert f(y)\ndef test_a():\n    assert f(3)\n"
     suite = suite_of(f"{source}if __name__ == '__main__':\n    assert f(4)\n", "", None)
     assert suite.names == ("f",)
@@ -161,154 +178,104 @@ def test_splitting_keeps_every_assert() -> None:
         ("class TestT:\n    y = 1\n    def test_a(self):\n        assert g(self.y, __name__)", None, ("g",)),
     ],
 )
-def test_the_names_that_a_program_must_define(tests: str, fn: str | None, names: tuple[str, ...]) -> None:
+def test_the_names_that_a_program_must_define(tests, fn, names):
     assert suite_of(tests, "", fn).names == names
 
 
-def test_equal_programs_run_once_and_in_order() -> None:
-    rows = [Attempt(p, DOUBLE) for p in ("def double(x): return 2*x", "def double(x): return 0", "") * 20]
-    said = unit_tests.bind().score(rows)
-    assert [v.score for v in said] == [1.0, 0.0, 0.0] * 20
-    assert [v.status for v in said[:3]] == ["graded", "graded", "no_answer"]
-
-
-LINKED = {
-    "prompt": "class Node:\n    def __init__(self, val, next=None):\n        self.val, self.next = val, next\n"
-    "    def same(self, other):\n        return self.val == other.val and (self.next is None) == (other.next is None)\n"
-    "def nodes(xs):\n    head = None\n    for x in reversed(xs):\n        head = Node(x, head)\n    return head\n"
-    "def values(n):\n    while n:\n        yield n.val\n        n = n.next\n",
-    "tests": [
-        "h = nodes([1, 2])\nr = turn(h)\nassert r.next is h and h.next is None and r.same(Node(2, h))",
-        "assert list(values(turn(nodes(range(3000))))) == list(range(3000))[::-1]",
-    ],
-}
-TURN = (
-    "def turn(n: Optional[Node]):\n    last = None\n    while n:\n        assert isinstance(n, Node)\n"
-    "        n.next, last, n = last, n, n.next\n    return {}"
-)
-
-
-@pytest.mark.parametrize(
-    ("program", "is_right"),
-    [
-        (TURN.format("last"), True),
-        ("class Node:\n    def __init__(self, val, next=None): pass\n" + TURN.format("last"), True),
-        (TURN.format("None"), False),
-        ("class Node:\n    __slots__ = ()\n    def __eq__(s, o): return True\ndef turn(n): return n", False),
-        ("def turn(n):\n    n.same = lambda o: True\n    n.next = None\n    return n", False),
-    ],
-)
-def test_objects_of_the_tasks_own_classes_travel_whole(program: str, is_right: bool) -> None:
-    """Lists and trees whose class is in the prompt: thousands of nodes, changed in place, and no method with them."""
-    said = one(program, LINKED)
-    assert said.is_correct == is_right, said.reason
-    assert said.status == "graded", said.reason
-
-
-NAMES = ("n", "f", "E", "Bag")
-
-
-@pytest.mark.parametrize(
-    ("source", "reason"),
-    [
-        ("assert abs(n(2) - 4) < 1e-9", ""),
-        ("assert n(2).strip().startswith('4')", ""),
-        ("x = n(2)\nx.sort()\nassert math.sqrt(x[0]) == y.z and helper(x).status", ""),
-        ("m = re.match('a', n(2))\nassert m.group()", ""),
-        ("assert encode(n(1)) == n(1) and n(2)(3) == [x for x in f(4)]", ""),
-        ("with raises((ValueError, E)) as e: f()\nassert isinstance(e.value, E) and e.value.code == 7", ""),
-        (
-            "class T(TestCase):\n    def setUp(self): self.s = n()\n    def test_a(self): self.assertEqual(self.s, 1)",
-            "",
-        ),
-        ("def helper(): return n(1)\ndef test_a(capsys, x=1): assert f(helper())", ""),
-        ("@mark.parametrize('a, b', [(1, 2)])\ndef test_a(a, b): assert f(a) == b", ""),
-        ("assert n(2).area() == 4", "they use .area of an object that n gives"),
-        ("import solution\nassert solution.n(2).area() == 4", "they use .area"),
-        ("for x in [n(1)]:\n    y = x\nassert y[0].name", "they use .name"),
-        (
-            "class TestA:\n    def setUp(self): self.s = n()\n    def test_a(self): assert self.s.push(1)",
-            "they use .push",
-        ),
-        ("xs = [n(i) for i in (1, 2)]\nfor i, x in enumerate(xs): x.left = xs[i]", "they use .left"),
-        ("def helper(x: n | None): assert x", "they use n as a class"),
-        ("with n(1) as x:\n    assert x", "they use n as a class"),
-        ("assert type(f()) is n", "they use n as a class"),
-        ("assert isinstance(f(), n)", "they use n as a class"),
-        ("class A(n): pass", "they use n as a class"),
-        ("assert Bag([2]) is not None and f(Bag(1)) == 3 and f(2) == f(2)", ""),
-        ("assert len(Bag([2])) == 1", "they use an object of Bag: len(Bag([2]))"),
-        ("b = Bag([2])\nassert str(b) == 'x'", "they use an object of Bag: str(b)"),
-        ("b = Bag([2])\nassert f'{b}' == 'x'", "they use an object of Bag"),
-        ("assert [x for x in Bag(2)] == [2]", "they use an object of Bag"),
-        ("for x in Bag(2): assert x", "they use an object of Bag"),
-        ("from solution import Bag as B\nassert 3 in B(2)", "they use an object of Bag"),
-        ("b = Bag()\nassert not b", "they use an object of Bag"),
-        ("def made(): return Bag(3)\nb = made()\nassert b[0] == 3", "they use an object of Bag"),
-        ("b = Bag(1)\nb += 1", "they use an object of Bag"),
-        ("x, y = Bag(1)", "they use an object of Bag"),
-        ("assert Bag(1) + 2 == 3", "they use an object of Bag"),
-        ("assert sum([Bag(1)]) == 3", "they use an object of Bag"),
-        ("assert {Bag(1): 2}", "they use an object of Bag"),
-        ("assert f(3) == Bag(3)", "they use Bag as a class"),
-        ("class T(TestCase):\n    def test_a(self): self.assertEqual(f(3), Bag(3))", "they use Bag as a class"),
-        (
-            "class T(TestCase):\n    def setUp(self): self.s = Bag()\n    def test_a(self): assert len(self.s)",
-            "they use",
-        ),
-        ("class T(TestCase):\n    def test_a(self): self.assertTrue(Bag())", "they use an object of Bag"),
-        ("with raises(E) as e: f()\nassert e.match('x') and e.value.args.count(1) and e.value.code.real", ""),
-        ("with raises(E) as e: f()\nassert e.value.told()", "they use .told of an exception"),
-        ("try: f()\nexcept E as e: assert e.told()", "they use .told of an exception"),
-        ("assert f(lambda x: x)", "the program gets a function"),
-        ("def g(x): return x\nassert f(g)", "the program gets g of the tests"),
-        ("class Box: pass\nb = Box()\nassert f(b)", "the program gets b of the tests"),
-        ("@f\ndef g(): pass", "f of the program decorates g"),
-        ("import solution\nsolution.n = 3", "they change the program: solution.n = 3"),
-        ("from unittest import mock\nwith mock.patch('n'): f()", "they use mock"),
-        ("from unittest.mock import patch\n@patch('n')\ndef test_a(m): f()", "they use mock"),
-        ("@pytest.fixture\ndef s():\n    return n()\ndef test_a(s):\n    assert s", "they use pytest.fixture"),
-        ("def test_a(tmp_path):\n    assert f(str(tmp_path))", "the fixture 'tmp_path'"),
-        ("import pytest\npytest.skip('x')\nassert f()", "they use pytest.skip"),
-        ("async def test_a():\n    assert await f(1)", "they are asynchronous"),
-        ("sys.stdin = io.StringIO('4')\nassert f() == 4", "they use sys.stdin"),
-        ("assert eval(f(2)) == 4", "eval(f(2)) runs a text"),
-        ("import pandas as pd\nassert f(pd.DataFrame()) == 1", "they use pandas"),
-    ],
-)
-def test_what_needs_the_programs_own_process(source: str, reason: str) -> None:
-    said = reason_for(ast.parse(source), NAMES, ())
-    assert said.startswith(reason)
-    assert bool(said) == bool(reason)
+@pytest.mark.parametrize("line", lines_of("reasons"))
+def test_what_needs_the_programs_own_process(line):
+    source, _, reason = line.replace("\\n", "\n").partition(" ||")
+    needs = reason_for(ast.parse(source), ("n", "f", "E", "Bag"), ())
+    assert needs.startswith(reason.strip())
+    assert bool(needs) == bool(reason)
 
 
 @pytest.mark.run
-def test_such_tests_run_with_the_program_where_the_recipe_has_pytest() -> None:
-    rows, wrong = (
-        rows_of("one_process"),
-        ("def f(x): return x", {"tests": "assert f(lambda x: 1) == 1\nassert f(2) == 2"}),
-    )
-    lacks = (
-        "def f(x): return x",
-        {"tests": "def test_a():\n    __import__('no_such_module')\n    assert f(str)(lambda x: 1)"},
-    )
-    needs = ("def f(x): return x", {"tests": "def test_a(no_such_fixture): assert f(1)"})
-    attempts = [Attempt(program, reference) for program, reference, _ in rows.values()]
-    attempts += [Attempt(*row) for row in (wrong, lacks, needs)]
-    without = unit_tests.bind().score(attempts)
-    assert {v.status for v in without} == {"verifier_error"}
-    assert all(
-        v.reason.startswith("needs one process: ") and "name pytest in sandbox.packages" in v.reason for v in without
-    )
+def test_such_tests_run_with_the_program_where_the_recipe_has_pytest():
+    rows = rows_of("one_process") | {
+        "wrong": ("def f(x): return x", {"tests": "assert f(lambda x: 1) == 1\nassert f(2) == 2"}),
+        "no module": (
+            "def f(x): return x",
+            {"tests": "def test_a():\n    __import__('no_such_module')\n    assert f(str)(lambda x: 1)"},
+        ),
+        "no fixture": ("def f(x): return x", {"tests": "def test_a(no_such_fixture): assert f(1)"}),
+    }
+    for *_, verdict in graded(rows):
+        assert verdict.status == "verifier_error"
+        assert verdict.reason.startswith("needs one process: ")
+        assert "name pytest in sandbox.packages" in verdict.reason
     try:
         configure(SandboxSettings(packages=("pytest",)))
-        *within, failed, no_module, no_fixture = unit_tests.bind({"grading": "fraction"}).score(attempts)
+        *within, (_, _, wrong), (_, _, no_module), (_, _, no_fixture) = graded(rows, grading="fraction")
     finally:
         configure(SandboxSettings())
-    assert not {name: v.reason for name, v in zip(rows, within, strict=True) if v.reason != "passed (in one process)"}
-    assert [v.status for v in (no_module, no_fixture)] == ["verifier_error"] * 2
-    assert "no_such_module" in no_module.reason
-    assert "no_such_fixture" in no_fixture.reason
-    assert (failed.status, failed.score) == ("graded", 0.5)
-    assert failed.reason.startswith("test 1: ")
-    assert failed.reason.endswith(" (in one process)")
+    assert not [(name, v.reason) for name, _, v in within if v.reason != "passed (in one process)"]
+    for verdict, missing in ((no_module, "no_such_module"), (no_fixture, "no_such_fixture")):
+        assert verdict.status == "verifier_error"
+        assert missing in verdict.reason
+    assert (wrong.status, wrong.score) == ("graded", 0.5)
+    assert wrong.reason.startswith("test 1: ")
+    assert wrong.reason.endswith(" (in one process)")
+
+
+_DUNDERS = (
+    "eq ne lt le gt ge add radd sub rsub mul rmul truediv rtruediv mod rmod pow rpow and rand or ror xor rxor "
+    "iadd isub contains"
+)
+LIAR = f"""
+class Liar:
+    def __init__(self, *a): pass
+    def __repr__(self): return '4'
+    __str__ = __repr__
+    def __hash__(self): return hash(4)
+    def __bool__(self): return True
+    def __abs__(self): return 0
+    def __neg__(self): return self
+    def __len__(self): return 1
+    def __getattr__(self, name):
+        if name.startswith('__'): raise AttributeError(name)
+        return lambda *a, **k: a[0] if a else True
+for _n in '{_DUNDERS}'.split():
+    setattr(Liar, f'__{{_n}}__', (lambda n: lambda s, o: s if 'sub' in n else o if 'add' in n else True)(_n))
+def f(x): return Liar()
+def g(x): return Liar()
+"""
+COMPARED = [line.replace("\\n", "\n") for line in lines_of("compared")]
+"""Tests that only a program which returns 4 passes."""
+SUBCLASSES = (
+    "class A({base}):\n    def __eq__(s, o): return True\n    def __ne__(s, o): return False\n"
+    "    __hash__ = {base}.__hash__\n"
+    "    def __sub__(s, o): return 0\n    def __abs__(s): return 0\n    def __ge__(s, o): return True\n"
+    "    def __contains__(s, o): return True\n    def __len__(s): return 1\n    def __iter__(s): return iter([4])\n"
+    "    def startswith(s, o): return True\ndef f(x): return A({value})"
+)
+BASES = {"int": 3, "float": 3.0, "str": "'3'", "list": "[3]", "tuple": "(3,)", "set": "{3}", "dict": "{3: 3}"}
+DESERVED = ("isinstance", "is_integer")
+"""Parts of tests that the plain value of an object of such a subclass may pass."""
+_SEND = (
+    "import os, struct, json\ndef send(x):\n    data = x if isinstance(x, bytes) else json.dumps(x).encode()\n"
+    "    os.write(8, struct.pack('<I', len(data)) + data)\nENDS = ['', '']\n"
+)
+
+
+def attacks():
+    """Yield programs that want the reward without the work, with tests that an honest program could pass."""
+    yield from ((f"liar: {test}", (LIAR, [test])) for test in COMPARED)
+    for base, value in BASES.items():
+        program = SUBCLASSES.format(base=base, value=value)
+        yield from ((f"{base}: {t}", (program, [t])) for t in COMPARED if not any(each in t for each in DESERVED))
+    double = ["assert f(2) == 4", "assert f(3) == 6"]
+    for name, act in (line.split(" | ", 1) for line in lines_of("frames")):
+        yield f"frame in a call: {name}", (f"{_SEND}def f(x):\n    {act}\n    return 0", double)
+        yield f"frame at load: {name}", (f"{_SEND}{act}\ndef f(x): return 0", double)
+    yield from ATTACKS.items()
+    yield "stop in a map", (ATTACKS["stops"].program, ["assert all(map(lambda c: f(c) == 2 * c, [1, 2]))"])
+
+
+@pytest.mark.run
+def test_no_attack_earns_anything_or_looks_like_a_failure_of_the_grader():
+    for name, _, verdict in graded(dict(attacks())):
+        assert (verdict.score, verdict.status in ("graded", "timeout")) == (0.0, True), (name, verdict)
+    for name, _, verdict in graded(SLOW, cpu_s=0.5, wall_s=2, memory_mib=128):
+        assert (verdict.score, verdict.status in ("graded", "timeout")) == (0.0, True), (name, verdict)
+        assert SLOW[name].reason in verdict.status, name

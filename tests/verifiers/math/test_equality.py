@@ -30,7 +30,7 @@ from verizero.verifiers.mathematics.read.syntax_tree import Node
 LEAVES = st.integers(-30, 30).map(lambda n: (f"({n})", Fraction(n)))
 
 
-def _joined(pair: tuple[tuple[str, Fraction | None], str, tuple[str, Fraction | None]]) -> tuple[str, Fraction | None]:
+def _joined(pair):
     (a, x), sign, (b, y) = pair
     text = f"\\frac{{{a}}}{{{b}}}" if sign == "/" else f"({a}{sign}{b})"
     if x is None or y is None or (sign == "/" and y == 0):
@@ -46,7 +46,7 @@ SUMS = st.recursive(
 
 
 @given(SUMS)
-def test_arithmetic_is_that_of_fractions(case: tuple[str, Fraction | None]) -> None:
+def test_arithmetic_is_that_of_fractions(case):
     text, value = case
     if value is None:
         with pytest.raises(Undefined):
@@ -79,9 +79,9 @@ REALS = [
 
 @pytest.mark.parametrize(("text", "value"), REALS)
 @pytest.mark.parametrize("precision", [60, 300])
-def test_bounds_hold_the_value_and_are_narrow(text: str, value: object, precision: int) -> None:
+def test_bounds_hold_the_value_and_are_narrow(text, value, precision):
     with mpmath.workprec(1_000):
-        number = value()  # type: ignore[operator]
+        number = value()
         wanted = Fraction(int(mpmath.floor(number * mpmath.mpf(2) ** 900)), 2**900)
     low, high = (Fraction(*mpmath.libmp.to_rational(end)) for end in bounds(parse(text), {}, precision, False).re)
     tiny = Fraction(1, 2**850)
@@ -124,18 +124,18 @@ DIFFERENT = [
 
 
 @pytest.mark.parametrize(("a", "b"), EQUAL)
-def test_identities(a: str, b: str) -> None:
+def test_identities(a, b):
     assert same(parse(a), parse(b)) is True
 
 
 @pytest.mark.parametrize(("a", "b"), DIFFERENT)
-def test_near_identities_are_told_apart(a: str, b: str) -> None:
+def test_near_identities_are_told_apart(a, b):
     assert same(parse(a), parse(b)) is False
     assert same(parse(b), parse(a)) is False
 
 
 @pytest.mark.parametrize("text", ["9^{9^{9^9}}", "(10^9)!", r"\binom{10^9}{10^8}", "(2^{50000})^{3}", "((5!)!)!"])
-def test_budgets_are_checked_before_anything_is_computed(text: str) -> None:
+def test_budgets_are_checked_before_anything_is_computed(text):
     with pytest.raises((TooBig, NotExact)):
         exact(parse(text), {})
     assert same(parse("42"), parse(text)) is not True
@@ -144,11 +144,11 @@ def test_budgets_are_checked_before_anything_is_computed(text: str) -> None:
 
 @settings(max_examples=60)
 @given(st.lists(st.integers(-4, 4), min_size=1, max_size=5), st.lists(st.integers(-4, 4), min_size=1, max_size=5))
-def test_polynomials_are_equal_when_their_coefficients_are(a: list[int], b: list[int]) -> None:
-    def text(coefficients: list[int]) -> str:
+def test_polynomials_are_equal_when_their_coefficients_are(a, b):
+    def text(coefficients):
         return "+".join(f"({c})x^{{{i}}}" for i, c in enumerate(coefficients))
 
-    def stripped(coefficients: list[int]) -> list[int]:
+    def stripped(coefficients):
         while coefficients and not coefficients[-1]:
             coefficients = coefficients[:-1]
         return coefficients
@@ -164,18 +164,18 @@ PIECE = st.tuples(st.integers(-5, 4), st.integers(1, 3), st.booleans(), st.boole
 @pytest.mark.run
 @settings(max_examples=150)
 @given(st.lists(PIECE, min_size=1, max_size=3), st.lists(PIECE, min_size=1, max_size=3))
-def test_unions_of_intervals_are_equal_when_they_hold_the_same_points(a: list[tuple], b: list[tuple]) -> None:  # type: ignore[type-arg]
-    def holds(pieces: list[tuple[int, int, bool, bool]], x: Fraction) -> bool:
+def test_unions_of_intervals_are_equal_when_they_hold_the_same_points(a, b):
+    def holds(pieces, x):
         return any(lo < x < hi or (x == lo and left) or (x == hi and right) for lo, hi, left, right in pieces)
 
-    def text(pieces: list[tuple[int, int, bool, bool]]) -> str:
+    def text(pieces):
         return "\\cup".join(f"{'[' if left else '('}{lo},{hi}{']' if r else ')'}" for lo, hi, left, r in pieces)
 
     points = [Fraction(k, 2) for k in range(-12, 17)]
     assert same_region(parse(text(a)), parse(text(b))) is all(holds(a, x) is holds(b, x) for x in points)
 
 
-def test_the_same_pair_always_meets_the_same_points() -> None:
+def test_the_same_pair_always_meets_the_same_points():
     source = random.Random(3)
     random.seed(source.random())
     first = [same(parse(a), parse(b)) for a, b in EQUAL + DIFFERENT]
@@ -183,7 +183,7 @@ def test_the_same_pair_always_meets_the_same_points() -> None:
     assert [same(parse(a), parse(b)) for a, b in EQUAL + DIFFERENT] == first
 
 
-def test_a_decision_has_one_budget_of_work_for_all_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decision_has_one_budget_of_work_for_all_its_parts(monkeypatch):
     factorials = [f"{2900 + i}!" for i in range(40)]
     reasons = [grade("\\boxed{1!, 2!}", ", ".join(factorials[:n])).reason for n in (2, 40)]
     assert [reason.partition(": ")[2].startswith("too much work") for reason in reasons] == [False, True]
@@ -204,6 +204,6 @@ def test_a_decision_has_one_budget_of_work_for_all_its_parts(monkeypatch: pytest
     )
 
 
-def test_powers_of_too_many_digits_are_wrong_without_a_question_to_the_algebra() -> None:
+def test_powers_of_too_many_digits_are_wrong_without_a_question_to_the_algebra():
     for text in ("10^{10^7}", "\\sinh(10^{10^8})", "2^{2^{2^{2^{2^2}}}}"):
         assert grade(f"\\boxed{{{text}}}", "\\int_0^1 x^2 dx").status == "graded"

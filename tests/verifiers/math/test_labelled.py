@@ -1,8 +1,7 @@
-"""The labelled answers of 61 categories, the hostile ones, and the same scores from threads, asyncio and processes."""
+"""The labelled answers of 61 categories, the hostile ones, and the same scores from threads and processes."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import multiprocessing
 import random
@@ -10,7 +9,6 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +16,7 @@ from tests.source import ROOT
 from tests.verifiers.math import hostile
 from verizero.verifiers.mathematics import grader, score
 
-ROWS: list[dict[str, Any]] = [
+ROWS = [
     json.loads(line) for line in Path(__file__).with_name("labelled.jsonl").read_text(encoding="utf-8").splitlines()
 ]
 KINDS = [
@@ -31,21 +29,12 @@ HOSTILE = hostile.rows()
 SAMPLE = random.Random(5).sample(PAIRS, 400)
 
 
-def _scores(pairs: list[tuple[str, str]]) -> list[float]:
+def _scores(pairs):
     return [verdict.score for verdict in score(pairs)]
 
 
-@pytest.fixture
-def expected() -> list[float]:
-    """The scores of the main thread; the caches are empty afterwards, so that nothing is compared with itself."""
-    scores = _scores(SAMPLE)
-    grader._gold.cache_clear()
-    grader._answered.cache_clear()
-    return scores
-
-
 @pytest.mark.run
-def test_labels_are_reproduced() -> None:
+def test_labels_are_reproduced():
     rows = [*ROWS, *KINDS]
     verdicts = score((row["response"], row["gold"]) for row in rows)
     missed = [
@@ -58,7 +47,7 @@ def test_labels_are_reproduced() -> None:
 
 
 @pytest.mark.run
-def test_hostile_answers_earn_nothing_within_a_limit_of_cpu_time() -> None:
+def test_hostile_answers_earn_nothing_within_a_limit_of_cpu_time():
     assert len({kind for kind, _, _ in HOSTILE}) == 12
     assert len(HOSTILE) >= 270
     # The system ends the process in the middle of a row that takes too long; its lines tell which row that was.
@@ -71,27 +60,20 @@ def test_hostile_answers_earn_nothing_within_a_limit_of_cpu_time() -> None:
 
 
 @pytest.mark.run
-def test_threads_give_the_scores_of_the_main_thread(expected: list[float]) -> None:
+def test_threads_processes_and_another_order_give_the_scores_of_the_main_thread():
+    """The caches are emptied, so that nothing is compared with itself."""
+
+    def empty():
+        grader._gold.cache_clear()
+        grader._answered.cache_clear()
+
+    expected = _scores(SAMPLE)
+    empty()
     with ThreadPoolExecutor(8) as pool:
-        results = list(pool.map(_scores, [SAMPLE] * 8))
-    assert all(result == expected for result in results)
-
-
-def test_asyncio_gives_the_scores_of_the_main_thread(expected: list[float]) -> None:
-    async def all_at_once() -> list[list[float]]:
-        return await asyncio.gather(*(asyncio.to_thread(_scores, SAMPLE) for _ in range(3)))
-
-    assert all(result == expected for result in asyncio.run(all_at_once()))
-
-
-@pytest.mark.run
-def test_a_process_group_gives_the_scores_of_the_main_thread(expected: list[float]) -> None:
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
-        results = pool.map(_scores, [SAMPLE] * 2)
-    assert all(result == expected for result in results)
-
-
-def test_order_and_duplicates_do_not_matter(expected: list[float]) -> None:
+        assert all(result == expected for result in pool.map(_scores, [SAMPLE] * 8))
+    empty()
     shuffled = list(range(len(SAMPLE))) * 2
     random.Random(1).shuffle(shuffled)
     assert _scores([SAMPLE[i] for i in shuffled]) == [expected[i] for i in shuffled]
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.map(_scores, [SAMPLE]) == [expected]
