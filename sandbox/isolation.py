@@ -69,6 +69,6 @@ def explain(isolation: Isolation, min_level: int) -> str:
     missing = [w for w in needed if not isolation.stands[w]]
     why = "; ".join(f"{w} ({isolation.notes.get(w, 'the forbidden act succeeded')}): {_REMEDY[w]}" for w in missing)
     return (
-        f"the sandbox reaches isolation level {isolation.level}, and min_level is {min_level}. Missing: {why}. "
+        f"the sandbox reaches isolation level {isolation.level}, and sandbox.min_level is {min_level}. Missing: {why}. "
         f"To run nevertheless, set sandbox.min_level to {isolation.level}"
     )

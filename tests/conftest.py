@@ -200,13 +200,17 @@ def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
         reporter.write_line(f"{len(ids)} tests")
 
 
+@pytest.hookimpl(trylast=True)  # behind the slowest tests
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Say what was left out, and why: a line for each reason."""
     why: dict[str, Counter[str]] = {}
     for report in terminalreporter.getreports("skipped"):
         reason = str(report.longrepr[2]).removeprefix("Skipped: ")
         why.setdefault(reason, Counter())[report.nodeid.partition("::")[0].rpartition("/")[0]] += 1
-    lines = [f"{rooms.total()} tests of {', '.join(sorted(rooms))}: {reason}" for reason, rooms in sorted(why.items())]
+    lines = [
+        f"{(n := rooms.total())} test{'s' * (n > 1)} of {', '.join(sorted(rooms))}: {reason}"
+        for reason, rooms in sorted(why.items())
+    ]
     if config.option.markexpr == TEST:
         lines.append(f"{count_nightly(config.rootpath / 'tests')} test functions with the mark nightly: make nightly")
     if config.option.markexpr == UNIT:

@@ -52,6 +52,8 @@ _ARGUMENTS: dict[tuple[str, str], Callable[[Any], Iterable[Any]]] = {
 }  # fmt: skip
 """Types of the standard library that travel whole, and the arguments that make an equal value."""
 _MAKERS = {("re", "Pattern"): "compile"}
+_PUBLIC = {"pathlib._local": "pathlib"}
+"""Modules by which types call themselves, in Python 3.13, and the ones that have them in every version."""
 _SAFE_MODULES = {"builtins", "collections", *(module for module, _ in _ARGUMENTS)}
 """Modules whose types the tests' side takes by name."""
 _ARRAY_KINDS = "biufcUSmM"
@@ -124,7 +126,7 @@ class Values:
             return self._known(x) or self._new(x, ["n", *form])
         if _is_array_number(x):
             return ["N", x.dtype.str, _items_of_array(x)]
-        name = (kind.__module__, kind.__qualname__)
+        name = (_PUBLIC.get(kind.__module__, kind.__module__), kind.__qualname__)
         if name in _ARGUMENTS and getattr(sys.modules.get(name[0]), name[1], None) is kind:
             return ["x", *name, self._encode_items(list(_ARGUMENTS[name](x)), depth)]
         return self.encode_other(x, depth)
@@ -352,6 +354,7 @@ def name_of(x: Any, is_trusted: bool) -> list[str] | None:
             module, name = "builtins", x.__qualname__
     if not isinstance(module, str) or not isinstance(name, str) or "<" in name:
         return None
+    module = _PUBLIC.get(module, module)
     if is_trusted and (module not in _SAFE_MODULES or not isinstance(x, type)):
         return None
     if module.partition(".")[0] not in sys.stdlib_module_names or module.partition(".")[0] in ("builtins_", "__main__"):

@@ -7,6 +7,7 @@ import ast
 import pytest
 
 from tests.verifiers.suites import lines_of, rows_of
+from verizero import sandbox
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.types import Attempt
 from verizero.sandbox.settings import SandboxSettings, configure
@@ -191,7 +192,8 @@ def test_what_needs_the_programs_own_process(line):
 
 
 @pytest.mark.run
-def test_such_tests_run_with_the_program_where_the_recipe_has_pytest():
+@pytest.mark.parametrize("walls", [sandbox.WALLS, ("landlock", "seccomp", "uid")], ids=["level3", "level2"])
+def test_such_tests_run_with_the_program_where_the_recipe_has_pytest(walls):
     rows = rows_of("one_process") | {
         "wrong": ("def f(x): return x", {"tests": "assert f(lambda x: 1) == 1\nassert f(2) == 2"}),
         "no module": (
@@ -206,6 +208,7 @@ def test_such_tests_run_with_the_program_where_the_recipe_has_pytest():
         assert "name pytest in sandbox.packages" in verdict.reason
     try:
         configure(SandboxSettings(packages=("pytest",)))
+        sandbox.configure(walls=walls, packages=("pytest",))
         *within, (_, _, wrong), (_, _, no_module), (_, _, no_fixture) = graded(rows, grading="fraction")
     finally:
         configure(SandboxSettings())
