@@ -57,7 +57,7 @@ RIGHT_FORMS = [
     ),
     (
         "done = False\ndef f(x):\n    global done\n    if done: return None\n    done = True\n    return x",
-        ["assert f(1) == 1", "assert f(2) == 2"],  # a shared process is not held against a program
+        ["assert f(1) == 1", "assert f(2) == 2"],  # a process that tests share costs a program nothing
     ),
     (TURN.format("last"), LINKED),
     ("class Node:\n    def __init__(self, val, next=None): pass\n" + TURN.format("last"), LINKED),
