@@ -163,6 +163,16 @@ def test_processes_that_stay_are_ended(pool: sandbox.Pool) -> None:
     assert all(len(family(pid)) == 2 for pid in worker_pids(pool)), "the forker and the child that waits, no others"
 
 
+def test_a_compiler_that_cannot_be_run_is_no_fault_of_the_program(
+    highest: sandbox.Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not sandbox.available()["c"]:
+        pytest.skip("c is not installed")
+    monkeypatch.setitem(languages.LANGUAGES, "c", replace(languages.LANGUAGES["c"], build="./nowhere {file}"))
+    result = sandbox.run(DOUBLE["c"], TESTS[:1], language="c", pool=highest)
+    assert (result.status, "cannot be run" in result.error) == ("sandbox_error", True), result
+
+
 def test_an_unknown_language_is_named(pool: sandbox.Pool) -> None:
     with pytest.raises(ValueError, match="cobol"):
         sandbox.run("", TESTS, language="cobol", pool=pool)

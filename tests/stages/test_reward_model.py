@@ -22,13 +22,13 @@ from verizero.pipeline.config.choices import VerifierChoice
 from verizero.pipeline.config.pairs import JudgedConfig, SampledPairsConfig
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.scoring import ScoringConfig
-from verizero.pipeline.errors import ConfigError, DataError
+from verizero.pipeline.errors import ConfigError, DataError, RunError
 from verizero.pipeline.host.disk import read_jsonl
 from verizero.pipeline.loop.sampled_groups import rewarded_by_judge
 from verizero.pipeline.run.graders import Graders
 from verizero.pipeline.scoring.score import Scorer, attempt_of
 from verizero.pipeline.stages._pairs import lines_of_group, lines_of_steps
-from verizero.pipeline.stages.reward_model import labelled
+from verizero.pipeline.stages.reward_model import labelled, open_model
 from verizero.pipeline.train.ranks import ALONE
 from verizero.pipeline.train.reward_model import LabelledSteps
 from verizero.pipeline.types import Attempt, Group, Prompt, Rollout, ScoredRollout, Verdict
@@ -238,3 +238,11 @@ def test_the_verifier_asks_as_the_model_was_trained(of_pairs: Path, tmp_path: Pa
     (folder / "reward.json").write_text(json.dumps({**known, "include_thinking": True}))
     whole, _ = load("reward_model").bind({"model": str(folder), "whiten": True}).score(hidden)
     assert whole.score != good.score
+
+
+def test_a_checkpoint_without_the_stages_model_is_refused(tmp_path: Path) -> None:
+    for start in (None, tmp_path):
+        run, state = SimpleNamespace(resumed_from=start), SimpleNamespace(step=1)
+        session: Any = SimpleNamespace(workers=SimpleNamespace(backend=None), run=run, state=state)
+        with pytest.raises(RunError, match="is missing"):
+            open_model(session, recipe(["reward_model"], **NO_RL).reward_model, 4)  # type: ignore[arg-type]
