@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 
 import pytest
+import torch
 
 from tests.oracles import advantages as advantages_oracle
 from tests.oracles import rl as oracle
 from tests.rl.test_episodes import Scene, scene
 from verizero.pipeline.algorithms.base import load_algorithm
-from verizero.pipeline.errors import DataError
 from verizero.pipeline.rl.credit import compute_advantages
 
 
@@ -90,7 +91,8 @@ def test_gae_over_turns_is_its_definition(kl: float) -> None:
                 assert s.lists(found.returns)[e][t] == pytest.approx(returns[k], rel=1e-10)
 
 
-def test_what_credit_by_turn_needs_is_asked_for() -> None:
-    s = scene(1)
-    with pytest.raises(DataError, match="needs turn_rewards"):
-        compute_advantages(load_algorithm("grpo", {"credit": "turns"})[1], s.inputs)
+def test_process_credit_of_episodes_without_rewards_of_turns_is_that_of_the_outcome() -> None:
+    x = scene(2, turn_rewards=True).inputs
+    x = dataclasses.replace(x, turn_rewards=torch.full_like(x.turn_rewards, math.nan))
+    found, wanted = (compute_advantages(load_algorithm(name)[1], x).advantages for name in ("grpo_process", "grpo"))
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
