@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -18,12 +18,13 @@ from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.loop.phases import PhaseWrapper, unwrapped
 from verizero.pipeline.loop.rounds import run_round
 from verizero.pipeline.report.progress import Progress
+from verizero.pipeline.run.callbacks import Callback
 from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.saving import save_final
 from verizero.pipeline.run.session import Session
 from verizero.pipeline.run.state import Item, schedule
 from verizero.pipeline.stages.rl import rl_phases
-from verizero.pipeline.whole_run import items_by_stage, run_items, train
+from verizero.pipeline.whole_run import InProcess, items_by_stage, run_items, train
 
 RIGHT_SHARE = 3
 """Scripted answers are right for seeds divisible by this."""
@@ -101,10 +102,25 @@ def train_model(config: RunConfig, base: Path, folder: Path, resume: Literal["au
     return folder
 
 
-def go(config: RunConfig, base: Path, resume: Literal["auto", "must", "changed"] = "auto", **more: Any) -> list[str]:
-    """Do a run, with its page, in `base`/run, with the files of `base`; return the lines that it showed."""
+class Pageless(InProcess):
+    """Leaves out a run's page, which is drawn from files in a second."""
+
+    def report(self, session: Session, function: Any) -> dict[str, Any]:
+        """Save the model alone."""
+        save_final(session.run, session.workers.backend)
+        return {}
+
+
+def go(
+    config: RunConfig,
+    base: Path,
+    resume: Literal["auto", "must", "changed"] = "auto",
+    page: bool = False,
+    callbacks: Sequence[Callback] = (),
+) -> list[str]:
+    """Do a run in `base`/run, with the files of `base`; return the lines that it showed."""
     heard = Heard()
-    train(config, base, base / "run", resume, heard, **more)
+    train(config, base, base / "run", resume, heard, None if page else Pageless(), callbacks)
     return heard.lines
 
 

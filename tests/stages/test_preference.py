@@ -10,7 +10,7 @@ import pytest
 
 from tests.stages.broken import Broken, goes_on_as_if_never_broken, run
 from tests.stages.marks import MARKED
-from tests.stages.sessions import Heard, train_model
+from tests.stages.sessions import go, train_model
 from tests.stages.start import start as begun
 from tests.stages.tiny import tiny
 from verizero.pipeline.config.run import RunConfig
@@ -116,14 +116,13 @@ def test_pairs_of_a_file_are_graded_and_counted_and_nothing_is_lost(tmp_path: Pa
         {"prompt": "1+3=", "chosen": "4" * 90, "rejected": "5", "answer": "4"},
         {"prompt": "1+4=", "chosen": "6", "rejected": "7", "answer": "5"},
     ]
-    said = Heard()
     config = recipe(
         pairs=[file_of(tmp_path, [*PAIRS, WRONG, *bad])],
         on_wrong_chosen="drop",
         epochs=1.5,
         steps=None,
     )
-    train(config, tmp_path, tmp_path / "run", "auto", said)
+    words = "\n".join(go(config, tmp_path))
     folder = tmp_path / "run/stages/preference"
     kept = {p["prompt"]: p["chosen"] for p in read_jsonl(folder / "pairs-1.jsonl")}
     assert kept == {p["prompt"]: p["chosen"] for p in PAIRS}
@@ -131,7 +130,6 @@ def test_pairs_of_a_file_are_graded_and_counted_and_nothing_is_lost(tmp_path: Pa
     left = {line["row"]["prompt"]: line["why"] for line in read_jsonl(folder / "left_out.jsonl")}
     assert left.keys() == {"8+8=", "1+1=", "1+2=", "1+3=", "1+4="}
     assert left["1+3="].startswith("past the context: ")
-    words = "\n".join(said.lines)
     for word in ("with equal sides", "with an empty side", "past the context"):
         assert f"1 {word} (first: " in words
     assert "2 wrong by the verifier, dropped" in words
