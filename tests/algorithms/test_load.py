@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -148,27 +147,24 @@ def test_wrong_names_and_values_say_what_is_right(error: Any, name: str, params:
         load_algorithm(name, params)
 
 
-def rl_of(algorithm: dict[str, Any]) -> RlConfig:
-    return RlConfig(algorithm=algorithm, rounds=1, steps_per_round=1, prompts_per_step=8, group_size=4)
-
-
-WAYS: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "load": lambda a: load_algorithm(a["name"], {k: v for k, v in a.items() if k != "name"}),
-    "explain": lambda a: explain_algorithm(
-        a["name"], {k: v for k, v in a.items() if k != "name"}, max_response_tokens=9
-    ),
-    "recipe": lambda a: parts_of(rl_of(a)),
-    "recipe's rules": lambda a: check_rl(rl_of(a), ScoringConfig()),
-}
-
-
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", [*TABLE, "custom"])
-def test_every_way_from_a_recipe_to_parts_checks_them(name: str, way: str) -> None:
+def test_every_way_from_a_recipe_to_parts_checks_them(name: str) -> None:
     """`rules.check` alone refuses an unknown name in `allow`, so this shows that it ran."""
     custom = {"advantage": "none", "ratio": "token", "surrogate": "clip", "aggregate": "token_mean"}
-    with pytest.raises(ConfigError, match="'nonsense'"):
-        WAYS[way]({"name": name, "allow": ["nonsense"], **(custom if name == "custom" else {})})
+    params = {"allow": ["nonsense"], **(custom if name == "custom" else {})}
+    numbers = {"rounds": 1, "steps_per_round": 1, "prompts_per_step": 8, "group_size": 4}
+
+    def rl() -> RlConfig:
+        return RlConfig(algorithm={"name": name, **params}, **numbers)
+
+    for way in (
+        lambda: load_algorithm(name, params),
+        lambda: explain_algorithm(name, params, max_response_tokens=9),
+        lambda: parts_of(rl()),
+        lambda: check_rl(rl(), ScoringConfig()),
+    ):
+        with pytest.raises(ConfigError, match="'nonsense'"):
+            way()
 
 
 CORRECTED = {"mismatch_level": "token", "mismatch_action": "truncate", "mismatch_cap": 2.0}

@@ -65,18 +65,15 @@ class Loop:
 
     @property
     def workers(self) -> Any:
-        """Workers whose source has nothing in flight."""
         source = SimpleNamespace(in_flight=(), generation=SimpleNamespace(episode_setup=None))
         return SimpleNamespace(rollouts=source, backend=self.backend)
 
     @property
     def recorder(self) -> Any:
-        """A recorder that keeps the lines that it shows."""
         return SimpleNamespace(say=self.lines.append, timed=lambda phase: nullcontext(), step_label="here")
 
     @property
     def session(self) -> Any:
-        """The parts, as the functions take them that need all."""
         return SimpleNamespace(run=None, workers=self.workers, state=self.state, setup=self.setup)
 
     def phases(self, update: Callable[[Sequence[Group]], StepMetrics] = lambda groups: {}) -> Phases:
@@ -86,7 +83,6 @@ class Loop:
         )
 
     def fill(self) -> Batch:
-        """The batch of one step."""
         return fill_batch(self.workers, self.setup, self.state, self.phases())
 
     def _next(self, count: int) -> list[Prompt]:

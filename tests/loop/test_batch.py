@@ -72,7 +72,6 @@ NOTHING: Any = SimpleNamespace(in_flight=(), generation=ALONE)
 
 
 def wrong(number: int) -> list[float]:
-    """The rewards of a group that teaches nothing."""
     return [0.0] * 6
 
 

@@ -40,8 +40,6 @@ class Judging:
 
 
 class Letters:
-    """A character is a token."""
-
     def prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
         return tuple(map(ord, prompt.question))
 

@@ -41,9 +41,7 @@ class Result:
     paper: float
     ours: float
     named: float
-    """TRL by name."""
     asked: float
-    """TRL as the paper has it."""
     asked_apart: float
     same_apart: float
     """Of our loss with the numbers that make it TRL's."""

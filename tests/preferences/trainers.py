@@ -58,7 +58,6 @@ class Scripted:
 
 
 def with_prompt(mask: Tensor) -> Tensor:
-    """The mask of responses behind one prompt token."""
     return torch.cat([torch.zeros(len(mask), 1, dtype=torch.long), mask.long()], 1)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import random
 from typing import Any
 
@@ -18,25 +17,7 @@ from tests.rl.rewarded import batches, inputs_of, parts_of, per_response, solve
 from verizero.pipeline.algorithms.base import load_algorithm
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.rl.credit import AdvantageInputs, compute_advantages
-from verizero.pipeline.rl.parts import Part
-
-NORM = {"name": "group_norm"}
-
-
-@pytest.mark.parametrize(
-    ("advantage", "first", "others"),
-    [
-        ({**NORM, "ddof": 1, "eps": 1e-6}, 1.499997, -0.499999),
-        ({**NORM, "ddof": 1, "eps": 1e-4}, 1.499700, -0.499900),
-        ({**NORM, "ddof": 0, "eps": 1e-8}, 1.732051, -0.577350),
-        ("group_mean", 0.75, -0.25),
-        ({**NORM, "std": "none"}, 0.75, -0.25),
-        ("leave_one_out", 1.0, -0.333333),
-        ("max_rl", 3.0, -1.0),
-    ],
-)
-def test_the_published_conventions_for_one_success_in_four(advantage: Any, first: float, others: float) -> None:
-    assert solve(advantage, [1.0, 0.0, 0.0, 0.0], [7, 7, 7, 7]) == pytest.approx([first, *[others] * 3], abs=5e-7)
+from verizero.pipeline.rl.logprobs import logprobs_and_entropy, score_norms
 
 
 @pytest.mark.run
@@ -131,13 +112,6 @@ def test_best_of_k(batch: tuple[list[float], list[int], list[int]], k: int | Non
     assert solve(options, rewards, groups, lengths=lengths) == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
-def test_only_the_best_of_a_whole_group_has_an_advantage_and_two_best_have_none() -> None:
-    assert solve("best_of_k", [0.2, 1.0, 0.7, 0.0], [0] * 4) == pytest.approx([0, 0.3, 0, 0], abs=1e-12)
-    assert solve("best_of_k", [1.0, 1.0, 0.7, 0.0], [0] * 4) == [0.0] * 4
-    # with pairs, a right answer counts for each wrong one that it is compared with: 3 of 6
-    assert solve({"name": "best_of_k", "k": 2}, [1.0, 0.0, 0.0, 0.0], [0] * 4) == pytest.approx([0.5, 0, 0, 0])
-
-
 def test_the_greedy_response_is_the_baseline() -> None:
     inputs = inputs_of([1.0, 0.0, 0.5], [0, 0, 1], greedy_rewards=torch.tensor([0.25, 0.25, 1.0]))
     found = compute_advantages(parts_of("greedy_baseline"), inputs)
@@ -186,12 +160,6 @@ def test_a_shift_of_all_rewards_changes_nothing(batch: Any, name: str, shift: fl
     assert shifted == pytest.approx(straight, rel=1e-6, abs=1e-7)
 
 
-def test_a_callable_can_stand_for_an_estimator() -> None:
-    parts = dataclasses.replace(parts_of("none"), advantage=Part(lambda x, scale: scale * x.rewards, {"scale": 3.0}))
-    inputs = inputs_of([1.0, -2.0], [0, 1])
-    assert per_response(compute_advantages(parts, inputs), inputs) == [3.0, -6.0]
-
-
 def test_metrics_of_a_batch() -> None:
     inputs = inputs_of([1.0, 0.0, 1.0, 1.0], [0, 0, 1, 1], [1, 3, 2, 2])
     stats = compute_advantages(parts_of("group_mean"), inputs).stats
@@ -221,44 +189,73 @@ def test_what_cannot_be_is_refused() -> None:
         compute_advantages(parts_of({"name": "normalize_then_sum", "weights": [1.0, 2.0]}), wrong)
 
 
-LOGITS = torch.tensor([0.3, -0.8, 1.1, 0.0, -0.4], dtype=torch.float64, requires_grad=True)
-"""A policy of five words, each of which is a response."""
-GRADED = torch.tensor([0.3, 1.0, -0.5, 0.2, 0.9], dtype=torch.float64)
-RIGHT = torch.tensor([0.0, 1.0, 0.0, 0.0, 1.0], dtype=torch.float64)
+LENGTHS, GROUPS = [3, 1, 4, 2, 2, 2], [0, 0, 0, 1, 1, 1]
 
 
-def gradient(value: torch.Tensor) -> torch.Tensor:
-    return torch.autograd.grad(value, LOGITS)[0]
-
-
-def expected(name: str, rewards: torch.Tensor, size: int, **params: Any) -> torch.Tensor:
-    """The mean over all groups that the policy can sample of mean_i A_i grad log pi(y_i), written down one by one."""
-    groups = torch.tensor(list(itertools.product(range(5), repeat=size)))
-    rows, logp = groups.flatten(), LOGITS.log_softmax(0)
-    p = logp.detach().exp()
-    inputs = inputs_of(
-        rewards[rows].tolist(), torch.arange(len(groups)).repeat_interleave(size).tolist(), [1] * len(rows)
+def with_norms(seed: int, coef: float) -> tuple[AdvantageInputs, list[list[float]], list[list[float]]]:
+    """Inputs with gaps between tokens and NaN around them, the rewards to go and the norms token by token."""
+    r = random.Random(seed)
+    mask = torch.zeros(len(LENGTHS), 9)
+    old, ref, norms = (torch.full(mask.shape, float("nan"), dtype=torch.float64) for _ in range(3))
+    rewards = [r.random() for _ in LENGTHS]
+    to_go, sizes = [], []
+    for i, size in enumerate(LENGTHS):
+        places = sorted(r.sample(range(9), size))
+        kls = [r.gauss(0, 1) for _ in places]
+        sizes.append([r.random() + 0.1 for _ in places])
+        for t, place in enumerate(places):
+            mask[i, place], old[i, place], ref[i, place] = 1.0, -1.0, -1.0 - kls[t]
+            norms[i, place] = sizes[i][t]
+        to_go.append([rewards[i] - coef * sum(kls[t:]) for t in range(size)])
+    inputs = AdvantageInputs(
+        torch.tensor(rewards, dtype=torch.float64),
+        torch.tensor(GROUPS),
+        mask,
+        old_logprobs=old,
+        ref_logprobs=ref,
+        score_norms=norms,
     )
-    norms = (1 - 2 * p + (p**2).sum())[rows].unsqueeze(1).expand(inputs.response_mask.shape)
-    inputs = dataclasses.replace(inputs, score_norms=norms)
-    advantages = compute_advantages(load_algorithm(name, {"kl_coef": 0, **params})[1], inputs).advantages.sum(1)
-    return gradient(((advantages.view(groups.shape) * logp[groups]).mean(1) * p[groups].prod(1)).sum())
+    return inputs, to_go, sizes
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_estimators_follow_what_they_stand_for(size: int) -> None:
-    """max_rl: the likelihood of a right answer to the order of the group, -sum_(k < size) (1 - p)^k / k."""
-    near = {"rtol": 1e-12, "atol": 1e-14}
-    p = LOGITS.softmax(0)
-    wrong = 1 - (p * RIGHT).sum()
-    torch.testing.assert_close(
-        expected("max_rl", RIGHT, size), gradient(-sum(wrong**k / k for k in range(1, size))), **near
-    )
-    mean = gradient((LOGITS.softmax(0) * GRADED).sum())
-    torch.testing.assert_close(expected("otb", GRADED, size), mean, **near)
-    # a response's own reward is in the mean of the batch: 1 - 1 / size of the gradient
-    torch.testing.assert_close(expected("dr_grpo", GRADED, size), (1 - 1 / size) * mean, **near)
-    for k in (2, size):
-        tuples = torch.tensor(list(itertools.product(range(5), repeat=k)))
-        best = (LOGITS.softmax(0)[tuples].prod(1) * GRADED[tuples].max(1).values).sum()
-        torch.testing.assert_close(size * expected("pass_at_k", GRADED, size, k=k), gradient(best), **near)
+@pytest.mark.parametrize("seed", range(4))
+def test_the_optimal_token_baseline_is_the_doubles(seed: int) -> None:
+    inputs, to_go, norms = with_norms(seed, 0.3)
+    parts = parts_of("optimal_token_baseline", kl_in="reward", kl_form="k1", kl_coef=0.3)
+    found = compute_advantages(parts, inputs).advantages
+    assert bool((found[inputs.response_mask == 0] == 0).all())
+    expected = advantages_oracle.optimal_token_baseline(to_go, norms, GROUPS)
+    assert found[inputs.response_mask > 0].tolist() == pytest.approx([a for row in expected for a in row], rel=1e-10)
+
+
+def test_equal_rewards_give_exactly_nothing_whatever_the_lengths() -> None:
+    inputs, _, _ = with_norms(0, 0.0)
+    inputs = dataclasses.replace(inputs, rewards=torch.full_like(inputs.rewards, 0.1))
+    found = compute_advantages(parts_of("optimal_token_baseline"), inputs).advantages
+    assert bool((found == 0).all())
+
+
+def test_others_without_any_gradient_are_no_division_by_0() -> None:
+    inputs, _, _ = with_norms(1, 0.0)
+    norms = torch.where(inputs.response_mask > 0, 0.0, inputs.score_norms)
+    norms[0] = torch.where(inputs.response_mask[0] > 0, 1.0, norms[0])
+    found = compute_advantages(
+        parts_of("optimal_token_baseline"), dataclasses.replace(inputs, score_norms=norms)
+    ).advantages
+    assert bool(torch.isfinite(found).all())
+    mean = float(inputs.rewards[1:3].mean())
+    first = int(inputs.response_mask[0].nonzero()[0])
+    assert float(found[0, first]) == pytest.approx(float(inputs.rewards[0]) - mean, rel=1e-12)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_score_norms_are_the_squared_gradients_to_the_logits(temperature: float) -> None:
+    logits = torch.randn(5, 11, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    targets = torch.tensor([0, 3, 3, 10, 5])
+    kept = torch.tensor([[0, 1, 2], [3, -1, -1], [-1, -1, -1], [10, 4, -1], [-1, -1, -1]])
+    tempered = (logits / temperature).requires_grad_()
+    logprobs, _ = logprobs_and_entropy(tempered, targets, 1.0, kept)
+    (gradient,) = torch.autograd.grad(logprobs.sum(), tempered)
+    now, _ = logprobs_and_entropy(logits, targets, temperature, kept)
+    half, _ = logprobs_and_entropy(logits, targets, temperature / 2, kept)
+    assert score_norms(now, half).tolist() == pytest.approx((gradient**2).sum(1).tolist(), rel=1e-10, abs=1e-15)

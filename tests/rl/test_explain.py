@@ -12,7 +12,6 @@ from verizero.pipeline.rl.explain import Setting, explain
 
 
 def lines(name: str, **params: Any) -> dict[str, list[str]]:
-    """The page as label -> texts."""
     out: dict[str, list[str]] = {}
     for line in explain_algorithm(name, params, max_response_tokens=512).splitlines():
         out.setdefault(line[:12].strip(), []).append(line[12:])

@@ -73,16 +73,6 @@ def test_logits_of_minus_infinity_have_no_part() -> None:
     assert all(float(logits.grad[i, (y + 1) % 7]) == 0.0 for i, y in enumerate(targets))
 
 
-def test_chunks_do_not_change_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(3, 11, 50, generator=generator)
-    targets = torch.randint(50, (3, 11), generator=generator)
-    whole, _ = logprobs_and_entropy(logits, targets, 0.7)
-    monkeypatch.setattr(module, "CHUNK_ELEMENTS", 1)
-    assert torch.equal(logprobs_and_entropy(logits, targets, 0.7)[0], whole)
-    assert whole.shape == (3, 11)
-
-
 def test_half_precision_logits_are_summed_in_float32() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = (torch.randn(4, 5000, generator=generator) * 3).bfloat16()

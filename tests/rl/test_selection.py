@@ -34,17 +34,13 @@ def test_the_top_share_is_the_largest_values(share: float, seed: int) -> None:
     assert not bool((found & ~mask).any())
 
 
-def test_ties_at_the_edge_all_belong() -> None:
+def test_ties_at_the_edge_all_belong_and_there_may_be_nothing_to_choose_from() -> None:
     x = torch.tensor([[1.0, 1.0, 1.0, 0.0]])
     assert top_share(x, torch.ones(1, 4, dtype=torch.bool), 0.25).tolist() == [[True, True, True, False]]
-
-
-def test_nothing_to_choose_from() -> None:
     x, mask = grid(0)
     nothing = torch.zeros_like(mask)
     assert not bool(top_share(x, nothing, 0.5).any())
     assert not bool(random_share(nothing, mask, 0.5, None).any())
-    assert not bool(random_share(mask, mask, 0.0, None).any())
 
 
 def test_covariances_by_hand() -> None:
@@ -75,15 +71,11 @@ def test_the_random_share_draws_that_many_of_the_eligible(share: float) -> None:
     assert float((counts - rate).abs().max()) < 5 * math.sqrt(rate * (1 - rate) / 200)
 
 
-def test_a_small_share_of_a_small_batch_is_one_token() -> None:
+def test_a_small_share_is_one_token_and_fewer_eligible_than_the_share_are_all_taken() -> None:
     _, mask = grid(3)
     assert math.floor(2e-4 * int(mask.sum())) == 0
     assert int(random_share(mask, mask, 2e-4, torch.Generator().manual_seed(0)).sum()) == 1
     assert int(random_share(mask, mask, 0.0, torch.Generator().manual_seed(0)).sum()) == 0
-
-
-def test_fewer_eligible_than_the_share_are_all_taken() -> None:
-    _, mask = grid(4)
     eligible = torch.zeros_like(mask)
     eligible[0, int(mask[0].nonzero()[0])] = True
     assert torch.equal(random_share(eligible, mask, 0.9, None), eligible)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import Queue
 from typing import Any
 
 import pytest
@@ -13,7 +11,7 @@ from tests.loop.scripted import group_of
 from verizero.pipeline.errors import ConfigError, RunError, Stopped
 from verizero.pipeline.report.row_types import EvaluationRow, StepRow
 from verizero.pipeline.run.callbacks import STOP, Callbacks, Event, load_callbacks
-from verizero.pipeline.train.ranks import ALONE, Ranks
+from verizero.pipeline.train.ranks import ALONE
 
 ROW = StepRow(stage="rl", stage_kind="rl", round=2, step=7, metrics={"loss": 0.5}, time={})
 
@@ -62,45 +60,6 @@ def test_what_raises_or_answers_wrongly_ends_the_run_with_its_line(tmp_path: Pat
     assert str(failed.value) == f"callback watch.py:on_step failed: ValueError: too bad, at {file}:3"
     with pytest.raises(RunError, match=r"returned True; return None, or vz\.STOP to end the run"):
         called(lambda event: True).call(ALONE, ROW)
-
-
-class Pair(Ranks):
-    """One of two ranks, whose messages go through a queue."""
-
-    box: Queue[Any] = Queue()
-
-    def decide_on_first(self, decide: Any) -> Any:
-        if self.is_first:
-            self.box.put(decide())
-            return self.box.queue[0]
-        return self.box.get(timeout=60)
-
-
-@pytest.mark.parametrize("answer", ["stop", "raise"])
-def test_the_first_rank_alone_calls_and_all_learn_the_answer(answer: str) -> None:
-    calls: list[int] = []
-
-    def act(event: Event) -> Any:
-        calls.append(event.step)
-        if answer == "raise":
-            raise ValueError("no")
-        return STOP
-
-    def rank(number: int) -> str:
-        callbacks = load_callbacks((), None, [act], is_first=number == 0)
-        try:
-            callbacks.call(Pair(number, 2), ROW)
-            callbacks.raise_if_stopped()
-        except RunError as exc:
-            return str(exc)
-        return ""
-
-    Pair.box = Queue()
-    with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(rank, (0, 1))
-    assert calls == [7]
-    assert first == second
-    assert first
 
 
 async def later(event: Event) -> None:

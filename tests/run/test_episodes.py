@@ -24,7 +24,6 @@ NUMBERS = {"generator": {"name": "guess", "params": {"high": 6, "num_demonstrati
 
 
 def games(environment: Any = None, **changes: Any) -> Any:
-    """Return a short recipe of games whose environment is that one."""
     source = NUMBERS if environment is None else {**NUMBERS, "environment": environment}
     tree = {
         "data": {"train": [source], "evaluation": []},

@@ -25,7 +25,6 @@ class Scripted:
         self._lock = threading.Lock()
 
     def score(self, attempts: Sequence[Attempt]) -> list[Verdict]:
-        """One verdict per attempt, in order."""
         with self._lock:
             self.batches.append(len(attempts))
             self.threads.add(threading.current_thread().name)
@@ -56,7 +55,6 @@ def prompts_of(*verifiers: str, reference: str = "x") -> dict[str, Prompt]:
 
 
 def rollout(text: str, prompt: str = "p0", sample: int = 0, finish: FinishReason = "stop") -> Rollout:
-    """A response that says `text`."""
     return Rollout(prompt, sample, (3,), (4, 1), (-0.1, -0.2), text, finish, 0)
 
 

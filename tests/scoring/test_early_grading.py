@@ -41,7 +41,6 @@ class Slow(Scripted):
         self.begun = threading.Event()
 
     def score(self, attempts: Sequence[Attempt]) -> list[Verdict]:
-        """As scripted, later."""
         self.begun.set()
         assert self.may.wait(60)
         return super().score(attempts)

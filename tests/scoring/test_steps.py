@@ -51,8 +51,6 @@ def test_a_step_ends_with_the_token_of_its_last_character(seed: int) -> None:
 
 
 class Given:
-    """Gives each response the verdict that is set."""
-
     def __init__(self, verdict: Verdict) -> None:
         self.verdict = verdict
 

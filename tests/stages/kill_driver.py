@@ -137,18 +137,15 @@ def in_child(work: Callable[[], None]) -> int:
 
 
 def digest(data: bytes) -> str:
-    """A short hash."""
     return hashlib.sha256(data).hexdigest()[:16]
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:
-    """The run's metrics without times."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{k: v for k, v in line.items() if k not in VARYING} for line in lines]
 
 
 def left(folder: Path) -> str:
-    """A hash of all files in the folder, by name."""
     files = sorted(p for p in folder.rglob("*") if p.is_file())
     return digest(b"".join(str(p.relative_to(folder)).encode() + p.read_bytes() for p in files))
 
@@ -160,7 +157,6 @@ def policy_in(checkpoint: Path) -> Path:
 
 
 def fingerprint(folder: Path) -> dict[str, str]:
-    """A hash of everything that a run leaves, times left out."""
     newest = max((p for p in (folder / "checkpoints").iterdir() if p.name.isdigit()), key=lambda p: int(p.name))
     state = json.loads((newest / "state.json").read_text())
     state["store"]["lengths"].pop("metrics.jsonl")  # as long as its times are
@@ -238,7 +234,6 @@ SMALL_CHUNKS = {"_epochs.CHUNK_STEPS": 5, "sample.SAMPLED_AT_ONCE": 12, "_pairs.
 
 
 def fuse_of(kill: str) -> Fuse:
-    """The fuse that these words mean."""
     phase, number, when = kill.rsplit(" ", 2)
     return Fuse(phase, int(number), when)
 

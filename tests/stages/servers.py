@@ -50,17 +50,14 @@ class GivenServer:
 
     @property
     def group(self) -> int:
-        """Its group of processes."""
         return self.program.pid
 
     @property
     def is_alive(self) -> bool:
-        """True while its first process runs."""
         return self.program is not None and self.program.poll() is None
 
     @property
     def version(self) -> str:
-        """That of its weights, as it says."""
         with urllib.request.urlopen(f"{self.url}/weight_info", timeout=60) as reply:
             return str(json.load(reply)["weight_version"])
 
@@ -73,7 +70,6 @@ class GivenServer:
         self.program = FarProgram(VLLM, program, self.log, variables(), ROOT)
 
     def wait(self) -> None:
-        """Return when it answers."""
         until(self._answers, "an answer of the server", 400)
 
     def _answers(self) -> bool:
@@ -85,7 +81,6 @@ class GivenServer:
             return False
 
     def kill(self) -> None:
-        """End it with all its processes, as kill -9 does."""
         if self.program is not None:
             self.program.kill()
             self.program.wait()
@@ -114,7 +109,6 @@ def strike(engine: Any, url: str, group: int, number: signal.Signals) -> None:
 
 
 def living(group: int) -> list[str]:
-    """Processes of that group that are no zombies."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -127,5 +121,4 @@ def living(group: int) -> list[str]:
 
 
 def assert_gone(groups: set[int]) -> None:
-    """No process of them is left, or will be soon."""
     until(lambda: not any(map(living, groups)), "the end of the servers' processes")

@@ -31,8 +31,6 @@ RIGHT_SHARE = 3
 
 
 class Heard(Progress):
-    """Remembers the lines that were shown."""
-
     def __init__(self) -> None:
         self.lines: list[str] = []
 
@@ -58,7 +56,6 @@ def session_of(folder: Path, right: str = "some", **changes: Any) -> Iterator[Se
 
 
 def lines(session: Session) -> list[str]:
-    """The lines that the session showed."""
     return display(session).lines
 
 
@@ -69,7 +66,6 @@ def display(session: Session) -> Heard:
 
 
 def round_of(session: Session, number: int = 1) -> Item:
-    """A round of the session's RL."""
     return next(i for i in schedule(session.setup.config) if i.kind == "rl" and i.round == number)
 
 
@@ -79,17 +75,14 @@ def train_round(session: Session, item: Item | None = None, **phases: Callable[.
 
 
 def rows(session: Session) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl so far."""
     return [json.loads(line) for line in (session.run.folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def weights(session: Session) -> list[torch.Tensor]:
-    """A copy of the policy's parameters."""
     return [p.detach().clone() for p in session.workers.backend.model.parameters()]
 
 
 def run_all(session: Session, wrap: PhaseWrapper = unwrapped) -> None:
-    """Do all that is left of the run."""
     for _, items in items_by_stage(session.run, session.state):
         run_items(session, items, wrap)
 
@@ -106,7 +99,6 @@ class Pageless(InProcess):
     """Leaves out a run's page, which is drawn from files in a second."""
 
     def report(self, session: Session, function: Any) -> dict[str, Any]:
-        """Save the model alone."""
         save_final(session.run, session.workers.backend)
         return {}
 

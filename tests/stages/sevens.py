@@ -47,12 +47,10 @@ def recipe(engine: str, steps: int = STEPS, **changes: Any) -> Any:
 
 
 def write_verifier(folder: Path) -> None:
-    """What the recipe grades with, into its folder."""
     (folder / "sevens.py").write_text(VERIFIER)
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
-    """The metrics of each step of a run."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [line["metrics"] for line in lines if line["kind"] == "step"]
 

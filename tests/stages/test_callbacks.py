@@ -53,17 +53,10 @@ def written(folder: Path) -> list[tuple[str, str, int]]:
     return [(kinds[r["kind"]], r["stage"], r["step"]) for r in rows if r["kind"] in kinds]
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("whole")
-    go(recipe(), folder)
-    return folder / "run"
-
-
 @pytest.mark.run
-def test_each_step_and_evaluation_once_also_where_a_callback_ended_the_run_again_and_again(
-    whole: Path, tmp_path: Path
-) -> None:
+def test_each_step_and_evaluation_once_also_where_a_callback_ended_the_run_again_and_again(tmp_path: Path) -> None:
+    go(recipe(), tmp_path / "whole")
+    whole = tmp_path / "whole" / "run"
     stops = [
         ("evaluation", "base", 0),
         ("step", "sft", 1),

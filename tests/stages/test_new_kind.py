@@ -95,8 +95,6 @@ def test_it_has_more_steps() -> None:
     [
         ({"questions": {"steps": 60, "batchsize": 3}}, ["unknown key 'questions.batchsize'; did you mean batch_size?"]),
         ({"questions": {"steps": 0}}, ["questions.steps", "greater than or equal to 1", "got 0"]),
-        ({"questions": {"steps": 6, "optimizer": {"rate": 1}}}, ["'questions.optimizer.rate'", "learning_rate"]),
-        ({"questions": {"batch_size": 2, "steps": None}}, ["questions.steps"]),
         ({"questions": None}, ["stages name 'questions' but the recipe has no such section"]),
         (
             {"stages": [{"name": "more", "kind": "questions", "with": {"steos": 5}}]},

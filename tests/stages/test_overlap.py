@@ -36,7 +36,6 @@ class Losing:
         self.inner, self.every, self.count = inner, every, 0
 
     def score(self, attempts: Sequence[Attempt]) -> list[Verdict]:
-        """The inner verdicts, but for those lost."""
         verdicts = self.inner.score(attempts)
         lost = []
         for verdict in verdicts:

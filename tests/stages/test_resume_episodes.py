@@ -1,7 +1,4 @@
-"""Runs of episodes, killed in an environment, between turns or around an update, end with the bytes of one unbroken.
-
-And runs whose agents die learn what they would have learned.
-"""
+"""Runs of episodes, killed in an environment, between turns or around an update, end with the bytes of one unbroken."""
 
 from __future__ import annotations
 
@@ -10,11 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
 
 from tests.processes import others, until
-from tests.stages.broken import ROOT, killed, run
-from tests.stages.tiny import tiny
+from tests.stages.broken import ROOT, killed
+from verizero.pipeline.report.run_files import read_run
 
 pytestmark = pytest.mark.run
 FEW = (
@@ -40,12 +36,11 @@ def test_killed_and_resumed_equals_never_killed(staleness: int, tmp_path: Path) 
 def test_a_shipped_recipe_that_shares_tokens_is_resumed_as_if_never_killed(tmp_path: Path) -> None:
     recipe = ROOT / "configs" / "episodes" / "sql.yaml"
     killed(tmp_path, "in turns", str(recipe), *FEW, *SHORT, "rollout.max_staleness=1")
-    for step in metrics(tmp_path / "whole"):
-        assert step["tree/ratio"] > 1.2
+    assert all(step.metrics["tree/ratio"] > 1.2 for step in read_run(tmp_path / "whole").rl_steps)
 
 
 AGENT = """
-import http.client, json, os, signal, sys, time
+import http.client, json, os, time
 from urllib.parse import urlsplit
 
 url = urlsplit(os.environ["VERIZERO_URL"])
@@ -53,9 +48,6 @@ headers = {"Authorization": "Bearer " + os.environ["VERIZERO_KEY"]}
 messages = [{"role": "user", "content": "1 to 6?"}]
 try:
     for turn in range(3):
-        if turn and len(sys.argv) > 1 and not os.path.exists(sys.argv[1]):
-            open(sys.argv[1], "w").close()
-            os.kill(os.getpid(), signal.SIGKILL)
         connection = http.client.HTTPConnection(url.hostname, url.port)
         body = json.dumps({"model": "policy", "messages": messages})
         connection.request("POST", url.path + "/chat/completions", body, headers)
@@ -65,13 +57,12 @@ except Exception:
     time.sleep(600)
 print(word)
 """
-"""Asks three times; dies once, where it is told so; does not end by itself when it is left alone."""
+"""Asks three times; does not end by itself when it is left alone."""
 
 
-def agent_in(folder: Path, *words: str) -> str:
-    """Return the recipe's sources whose environment is that program."""
+def agent_in(folder: Path) -> str:
     (folder / "asks.py").write_text(AGENT)
-    command = [sys.executable, "-I", "-S", str(folder / "asks.py"), *words]
+    command = [sys.executable, "-I", "-S", str(folder / "asks.py")]
     params = f"{{command: {json.dumps(command)}, answer: stdout, step_s: 60}}"
     return f"data.train=[{{{NUMBERS}, environment: {{name: agent, params: {params}}}, verifier: exact}}]"
 
@@ -88,26 +79,3 @@ def test_agents_of_killed_runs_leave_nothing_and_the_same_bytes(
     killed(tmp_path / "runs", "with agents", *FEWER, agent_in(tmp_path))
     assert list(scratch.glob("verizero-*")) == []
     until(lambda: not [words for _, words, _ in others() if "asks.py" in words and str(tmp_path) in words], "their end")
-
-
-def metrics(folder: Path) -> list[dict[str, float]]:
-    """Return the numbers of each step of RL."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [line["metrics"] for line in lines if line["kind"] == "step" and line["stage"] == "rl"]
-
-
-def test_an_agent_that_is_killed_starts_again_and_is_no_zero(tmp_path: Path) -> None:
-    note, hurt, whole = tmp_path / "died", tmp_path / "hurt", tmp_path / "whole"
-    sources = [agent_in(tmp_path, str(note)), agent_in(tmp_path)]
-    for folder, source in zip((hurt, whole), sources, strict=True):
-        run(tiny(overrides=[*FEWER, source]), folder)
-    assert note.exists(), "nothing died"
-    retried = [[m.get("episodes/retried", 0) for m in metrics(folder)] for folder in (hurt, whole)]
-    assert retried[0][0] > 0
-    assert sum(retried[0][1:] + retried[1]) == 0
-    assert b"environment_error" not in (hurt / "rollouts.jsonl").read_bytes()
-    # Played later, and so with others, its tokens are equal and their log-probs round differently.
-    assert (hurt / "rollouts.jsonl").read_bytes() == (whole / "rollouts.jsonl").read_bytes()
-    ours, theirs = (load_file(folder / "model" / "model.safetensors") for folder in (hurt, whole))
-    for name, tensor in theirs.items():
-        assert (ours[name] - tensor).abs().max() < 1e-6

@@ -152,18 +152,12 @@ def kept(**changes: Any) -> tuple[list[int], dict[str, int]]:
     return [m.rollout.sample for m in found], {k: v for k, v in counts.items() if v}
 
 
-def test_each_reason_is_counted():
+def test_which_answers_are_kept_and_why_others_are_not():
     samples, counts = kept(distinct="normalised", max_per_prompt=1)
     assert samples == [0]
     assert counts == {"ungraded": 1, "wrong": 2, "truncated": 1, "empty": 1, "duplicate": 2, "surplus": 3}
-
-
-def test_equal_texts_are_one():
-    assert kept(max_per_prompt=20)[0] == [0, 4, 6, 8, 9]
+    assert kept(max_per_prompt=20)[0] == [0, 4, 6, 8, 9], "equal texts are one"
     assert kept(max_per_prompt=20, distinct="normalised")[0] == [0, 4, 8, 9]
-
-
-def test_the_highest_scores_come_first():
     assert kept(min_score=0.0, max_per_prompt=2)[0] == [0, 4]
-    assert kept(min_score=0.0, max_per_prompt=20)[0] == [0, 4, 6, 8, 9, 1]
+    assert kept(min_score=0.0, max_per_prompt=20)[0] == [0, 4, 6, 8, 9, 1], "the highest scores come first"
     assert kept(truncated=True, max_per_prompt=20)[0] == [0, 2, 4, 6, 8, 9]

@@ -66,7 +66,6 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def base(done: Path, tmp_path: Path) -> Path:
-    """A done run of its own."""
     return Path(shutil.copytree(done, tmp_path / "again"))
 
 

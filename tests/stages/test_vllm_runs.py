@@ -27,7 +27,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def one(base: Path) -> Path:
-    """The folder of the run of one rank with vLLM in its process."""
     return trained(recipe("vllm", STEPS), base / "one")
 
 

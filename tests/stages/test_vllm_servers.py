@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.stages.servers import GivenServer, assert_gone, strike
+from tests.stages.servers import GivenServer, strike
 from tests.stages.sessions import replacing, run_all
 from tests.stages.sevens import learned, recipe, rows
 from tests.stages.vllm_runs import HELD, ROOT, STEPS, assert_same_run, by_two, folder_of_runs, trained
-from tests.warm import VLLM, warm
 from verizero.pipeline.errors import EngineError
 from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.run.opening import open_run
@@ -44,7 +43,6 @@ def given(base: Path) -> Iterator[list[GivenServer]]:
 
 @pytest.fixture(scope="module")
 def whole(base: Path) -> Path:
-    """The folder of the run of one rank with vLLM in its process."""
     return trained(recipe("vllm", STEPS), base / "whole")
 
 
@@ -55,19 +53,16 @@ def over(*urls: str, **vllm: Any) -> dict[str, Any]:
 
 
 def as_it_is(session: Any, plain: Any, *arguments: Any) -> Any:
-    """Generate as the run does."""
     return plain(*arguments)
 
 
 def run_with(config: Any, base: Path, folder: Path, generate: Callable[..., Any]) -> None:
-    """The run, to its end."""
     with open_run(config, base, folder, "auto", Progress()) as session:
         run_all(session, replacing(generate=partial(generate, session)))
         save_final(session.run, session.workers.backend)
 
 
 def counted(folder: Path) -> list[tuple[float, float]]:
-    """Servers in use and lost, after each step."""
     return [(r["servers/alive"], r["servers/lost"]) for r in rows(folder)]
 
 
@@ -145,52 +140,4 @@ def test_given_servers_that_die_are_dropped_and_come_back_with_the_weights(
     assert first.version == "default"
     run_with(config, base, folder, as_it_is)
     assert counted(folder)[5:] == [(1, 1)] * 3
-    assert_sound(folder, whole)
-
-
-def strike_own(base: Path, folder: Path) -> tuple[str, set[int]]:
-    """Train over two servers of the run, the first of which hangs in a step and the second dies in a later one.
-
-    Return why the run ended, and the groups of processes of its servers.
-    """
-    started: set[int] = set()
-
-    def generate(session: Any, plain: Any, *arguments: Any) -> Any:
-        step, processes = session.state.rl_step, session.workers.rollouts.engine._processes
-        started.update(p.process.pid for p in processes)
-        if step in (2, 4):
-            number, struck = (signal.SIGSTOP if step == 2 else signal.SIGKILL), processes[0]
-            strike(session.workers.rollouts.engine, struck.url, struck.process.pid, number)
-        rollouts = plain(*arguments)
-        if step == 2:
-            assert_gone({struck.process.pid})  # it would keep its memory until the run's end
-        return rollouts
-
-    try:
-        run_with(recipe("vllm", STEPS, rollout=over(servers=2)), base, folder, generate)
-    except EngineError as exc:
-        return str(exc), started
-    raise AssertionError("the run outlived its servers")
-
-
-def test_servers_of_the_run_that_hang_and_die_are_ended_and_given_ones_go_on(
-    base: Path, given: list[GivenServer], whole: Path
-) -> None:
-    folder = base / "own"
-    # in a fork that has vLLM, which its servers are forks of
-    said, started = warm(VLLM).call(strike_own, base, folder)
-    first, *lost = said.splitlines()
-    assert "no server of vLLM is left of 2" in first
-    assert f"{folder}/logs/vllm-*.log" in first
-    assert len(lost) == 2
-    # stopped before its answer, or in the middle of it
-    assert "within rollout.vllm.health_timeout_s=10" in lost[0]
-    assert len(started) == 2
-    assert_gone(started)
-    assert counted(folder) == [(2, 0), (2, 0), (1, 1), (1, 1)]
-    assert 1 <= rows(folder)[-1]["servers/resampled"] <= 8
-
-    given[0].start()
-    given[0].wait()
-    run_with(recipe("vllm", STEPS, rollout=over(given[0].url)), base, folder, as_it_is)
     assert_sound(folder, whole)

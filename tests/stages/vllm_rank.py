@@ -61,7 +61,6 @@ def held_against_trainer(session: Any) -> dict[str, Any]:
 
 
 def main(folder: Path, changes: dict[str, Any]) -> None:
-    """The run, and what was found."""
     struck, held = changes.pop("strike", None), changes.pop("held")
     config = recipe("vllm", changes.pop("steps", STEPS), **changes)
     rank, found = join_as_rank(config.launch, folder), []

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from tests.rl.test_process import stepped
+from tests.rl.test_turn_credit import stepped
 from tests.train.batches import (
     MAX_RESPONSE,
     OPTIMIZER,

@@ -1,10 +1,10 @@
-"""Off-policy by k steps: generation ahead of the update, and weights every k updates: who samples what, equal bytes."""
+"""What was sampled reaches the update: generation ahead of it, by which weights, and kept sampling sets and experts."""
 
 from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from tests.scripted_engine import ScriptedEngine
-from tests.stages.marks import SOME_FLAT
-from tests.stages.recorded import GRPO, run
+from tests.stages.marks import MARKED, SOME_FLAT
+from tests.stages.recorded import CUT, EXPERTS, GRPO, V32, run
 from tests.stages.sessions import replacing, round_of, rows, run_all, session_of, train_round
 from tests.stages.start import ONLY_RL, start
 from tests.stages.tiny import tiny
 from verizero.pipeline.errors import EngineError
 from verizero.pipeline.report.progress import Progress
-from verizero.pipeline.rollout.engine import Completion, EndedReader, Request, Sampling
+from verizero.pipeline.rollout.engine import Completion
 from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.rollouts import AheadSource
 from verizero.pipeline.run.session import Session
@@ -98,23 +98,32 @@ def test_responses_are_of_the_weights_they_name_though_others_are_trained_meanwh
     assert len(watch.kept) == 6
 
 
+AHEAD: dict[str, Any] = {"rollout": {"max_staleness": 1}, "rl": {"select": {"keep": "all"}}}
+
+
+def in_its_thread(session: Session, act: Callable[[], None]) -> None:
+    """Let the session's engine do that before it generates in the thread of generation."""
+    engine = session.workers.rollouts.engine
+
+    class Acts(ScriptedEngine):
+        def generate(self, *arguments: Any, **named: Any) -> list[list[Completion]]:
+            if threading.current_thread() is not threading.main_thread():
+                act()
+            return super().generate(*arguments, **named)
+
+    session.workers.rollouts.generation.engine = Acts(engine.script, engine.eos_id)
+
+
 def test_generation_goes_on_while_the_update_runs(tmp_path: Path) -> None:
     """Each would wait for the other for ever if they took turns."""
     updating, drawing = threading.Event(), threading.Event()
 
-    class Meets(ScriptedEngine):
-        def generate(
-            self, requests: Sequence[Request], sampling: Sampling, reader: EndedReader | None = None
-        ) -> list[list[Completion]]:
-            if threading.current_thread() is not threading.main_thread():
-                drawing.set()
-                assert updating.wait(60)
-            return super().generate(requests, sampling, reader)
+    def meet() -> None:
+        drawing.set()
+        assert updating.wait(60)
 
-    with session_of(tmp_path, rollout={"max_staleness": 1}, rl={"select": {"keep": "all"}}) as session:
-        session.workers.rollouts.generation.engine = Meets(
-            session.workers.rollouts.engine.script, session.workers.rollouts.engine.eos_id
-        )
+    with session_of(tmp_path, **AHEAD) as session:
+        in_its_thread(session, meet)
         plain = rl_phases(session).update
 
         def update(groups: Sequence[Group]) -> StepMetrics:
@@ -128,18 +137,11 @@ def test_generation_goes_on_while_the_update_runs(tmp_path: Path) -> None:
 
 
 def test_what_fails_in_the_thread_ends_the_run(tmp_path: Path) -> None:
-    class Breaks(ScriptedEngine):
-        def generate(
-            self, requests: Sequence[Request], sampling: Sampling, reader: EndedReader | None = None
-        ) -> list[list[Completion]]:
-            if threading.current_thread() is not threading.main_thread():
-                raise EngineError("the cable was cut")
-            return super().generate(requests, sampling, reader)
+    def fail() -> None:
+        raise EngineError("the cable was cut")
 
-    with session_of(tmp_path, rollout={"max_staleness": 1}, rl={"select": {"keep": "all"}}) as session:
-        session.workers.rollouts.generation.engine = Breaks(
-            session.workers.rollouts.engine.script, session.workers.rollouts.engine.eos_id
-        )
+    with session_of(tmp_path, **AHEAD) as session:
+        in_its_thread(session, fail)
         with pytest.raises(EngineError, match="the cable was cut"):
             train_round(session)
 
@@ -177,3 +179,40 @@ def test_groups_carried_over_are_off_policy_in_the_next_step() -> None:
         assert m["policy_kl/k3"] > 0
     fresh = [m for m in steps if m["groups/carried_in"] == 0 and not m["update/skipped"]]
     assert all("rows/off_policy" not in m and abs(m["policy_kl/k3"]) < 1e-9 for m in fresh)
+
+
+def test_a_cut_that_is_kept_leaves_no_mismatch_and_one_that_is_not_does() -> None:
+    kept, calls = run(V32, *CUT)
+    lost, _ = run("rl.algorithm={name: deepseek_v32, keep_sampling: false, allow: [cut_sampling]}", *CUT)
+    assert all(abs(m["mismatch/k3"]) < 1e-9 for m in kept)
+    assert all(m["mismatch/k3"] > 1e-5 for m in lost)
+    for m in kept:
+        assert 1 <= m["sampling/kept_mean"] <= 12
+        assert m["sampling/bounded"] == m["sampling/uncut"] == 0.0
+    assert all("sampling/kept_mean" not in m for m in lost)
+    for _, rollouts in calls["generate"]:
+        for r in rollouts:
+            assert r.kept is not None
+            assert len(r.kept.sizes) == len(r.response_ids)
+            assert max(r.kept.sizes) <= 12
+
+
+def test_a_recorded_set_is_bounded_and_how_often_is_said_and_without_a_cut_nothing_is_recorded() -> None:
+    steps, calls = run(V32, "rollout.top_p=0.99", "rollout.max_kept=2")
+    assert all(max(r.kept.sizes) <= 2 for _, rollouts in calls["generate"] for r in rollouts)
+    assert all(m["sampling/bounded"] > 0.05 and abs(m["mismatch/k3"]) < 1e-9 for m in steps)
+    steps, calls = run(V32)
+    assert all(r.kept is None and r.routing is None for _, rollouts in calls["generate"] for r in rollouts)
+    assert all("sampling/kept_mean" not in m and "routing/changed" not in m for m in steps)
+
+
+def test_experts_are_replayed_through_the_loop() -> None:
+    steps, calls = run(V32, *EXPERTS, *CUT, MARKED, "rl.algorithm.num_minibatches=3", "rl.optimizer.learning_rate=0.05")
+    plain, _ = run("rl.algorithm={name: deepseek_v32, keep_routing: false}", *EXPERTS, *CUT)
+    for _, rollouts in calls["generate"]:
+        for r in rollouts:
+            assert (r.routing.layers, r.routing.top_k) == (2, 2)
+            assert len(r.routing.experts) == 2 * 4 * (len(r.prompt_ids) + len(r.response_ids) - 1)
+    # the first of three updates on a batch changes no choice, the others, of weights that moved, some
+    assert any(m["routing/changed"] > 0 for m in steps)
+    assert all("routing/changed" not in m for m in plain)
