@@ -57,9 +57,6 @@ def clamp(x: float, low: float, high: float) -> float:
     return min(max(x, low), high)
 
 
-# kl
-
-
 def kl(form: str, lp: float, ref: float, old: float, cap: float | None = None, still: float | None = None) -> float:
     """With `still`, a form whose gradient is not that of its value moves from its value there as its gradient says."""
     if form.endswith("_plus"):
@@ -77,9 +74,6 @@ def _kl(form: str, lp: float, ref: float, old: float) -> float:
         return 0.5 * d * d
     k3 = math.exp(d) - d - 1
     return k3 if form == "k3" else math.exp(lp - old) * k3
-
-
-# the loss
 
 
 def ratios(level: str, row: Row) -> list[float]:

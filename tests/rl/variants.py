@@ -72,9 +72,11 @@ COMBINATIONS: dict[str, tuple[str, dict[str, Any]]] = {
             "allow": ["product_ratio_clip"],
         },
     ),
-    "sequence_gate": ("custom", {**_CUSTOM, "surrogate": "soft_gate", "ratio": "sequence_token"}),
+    "sequence_gate": (
+        "custom",
+        {**_CUSTOM, "surrogate": "soft_gate", "ratio": "sequence_token", "aggregate": "sequence_mean_token_mean"},
+    ),
 }
-COMBINATIONS["sequence_gate"][1]["aggregate"] = "sequence_mean_token_mean"
 
 
 def variants() -> dict[str, Parts]:

@@ -82,16 +82,13 @@ def test_groups_are_consecutive_responses_to_one_prompt() -> None:
     assert form_groups([], [], 2) == []
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_a_group_that_is_not_whole_is_an_error(size: int) -> None:
-    with pytest.raises(ValueError, match=f"4 responses do not make 2 groups of {size}"):
-        form_groups([PROMPT, PROMPT], [member(0.0)] * 4, size)
-
-
-def test_responses_to_another_prompt_are_an_error() -> None:
+def test_a_group_that_is_not_whole_or_of_another_prompt_is_an_error() -> None:
+    for size in (1, 3):
+        with pytest.raises(ValueError, match=f"4 responses do not make 2 groups of {size}"):
+            form_groups([PROMPT, PROMPT], [member(0.0)] * 4, size)
     others = [Prompt("p0", "?", "exact", "x"), Prompt("p1", "?", "exact", "x")]
     with pytest.raises(ValueError, match="'p0' holds responses to another prompt"):
-        form_groups(others, [member(0.0, "p0"), member(0.0, "p1"), member(0.0, "p0"), member(0.0, "p1")], 2)
+        form_groups(others, [member(0.0, p) for p in ("p0", "p1", "p0", "p1")], 2)
 
 
 @given(st.integers(0, 500), st.floats(0.0, 1.0), st.integers(1, 1000))

@@ -12,6 +12,7 @@ from tests.stages.sessions import Heard
 from tests.stages.start import ONLY_RL, start
 from tests.stages.test_stale import rows
 from tests.stages.tiny import tiny
+from verizero.pipeline.errors import GradersFailed
 from verizero.pipeline.report.result import result_lines
 from verizero.pipeline.report.run_files import read_run
 from verizero.pipeline.whole_run import train
@@ -78,7 +79,5 @@ def test_a_response_without_a_reward_leaves_its_group_without_an_alarm(tmp_path:
 
 @pytest.mark.run
 def test_where_no_response_has_a_reward_the_run_says_so(tmp_path: Path) -> None:
-    from verizero.pipeline.errors import GradersFailed
-
     with pytest.raises(GradersFailed, match=r"the reward function returned None for all .* responses"):
         run(tmp_path, "never")

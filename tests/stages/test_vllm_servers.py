@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.stages.servers import GivenServer, strike
-from tests.stages.sessions import replacing, run_all
+from tests.stages.sessions import replacing, run_all, train_model
 from tests.stages.sevens import learned, recipe, rows
 from tests.stages.vllm_runs import HELD, ROOT, STEPS, assert_same_run, by_two, folder_of_runs, trained
 from verizero.pipeline.errors import EngineError
@@ -50,10 +50,6 @@ def over(*urls: str, **vllm: Any) -> dict[str, Any]:
     """The section of a run over these servers, which the run starts where there are none."""
     how = {"concurrency": 8, "health_timeout_s": 10, "request_timeout_s": 120}
     return {"engine": "vllm_server", "vllm": {**how, "urls": urls, **vllm}}
-
-
-def as_it_is(session: Any, plain: Any, *arguments: Any) -> Any:
-    return plain(*arguments)
 
 
 def run_with(config: Any, base: Path, folder: Path, generate: Callable[..., Any]) -> None:
@@ -138,6 +134,6 @@ def test_given_servers_that_die_are_dropped_and_come_back_with_the_weights(
     first.start()
     first.wait()
     assert first.version == "default"
-    run_with(config, base, folder, as_it_is)
+    train_model(config, base, folder)
     assert counted(folder)[5:] == [(1, 1)] * 3
     assert_sound(folder, whole)
