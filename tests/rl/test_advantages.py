@@ -1,4 +1,4 @@
-"""Advantages against the double, the published table of conventions, and properties of groups."""
+"""Advantages against the double and by properties of groups, and the score norms of the optimal token baseline."""
 
 from __future__ import annotations
 
