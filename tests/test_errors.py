@@ -236,7 +236,7 @@ def full(size):
     return f"mount -t tmpfs -o size={size} none out"
 
 
-READ_ONLY = "mount -t tmpfs none out && mkdir -p out/runs/.prefect && mount -o remount,ro out"
+READ_ONLY = "mount -t tmpfs none out && mkdir -p out/runs/.prefect && mount -o remount,ro none out"
 HUGE_STACKS = (
     "import sys, threading; threading.stack_size(1 << 46); from verizero.pipeline.cli import main; sys.exit(main())"
 )
@@ -289,7 +289,7 @@ def test_a_pool_without_descriptors_gives_no_verdict_and_works_again():
 def test_a_run_goes_on_where_the_disk_was_full(tmp_path):
     """The files end with the same bytes as those of a run that was never stopped."""
     write_recipe(tmp_path)
-    steps = [full("250k"), TRAIN, "mount -o remount,size=40m out", f"{TRAIN} --set output=whole", TRAIN]
+    steps = [full("250k"), TRAIN, "mount -o remount,size=40m none out", f"{TRAIN} --set output=whole", TRAIN]
     first, *others = warm().call(ends_of, tmp_path, [*steps, "cp -r out/runs/tiny resumed"])
     assert FULL in complaint(*first)
     assert [status for status, _ in others] == [0, 0], others

@@ -13,8 +13,10 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -123,12 +125,15 @@ def main() -> None:
     """Answer requests until standard input ends."""
     replies = sys.stdout
     sys.stdout = sys.stderr
+    # matplotlib, which the package imports, asks for a folder of its own and writes nothing that is needed
+    folder = os.environ["MPLCONFIGDIR"] = tempfile.mkdtemp()
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     replies.write('{"ready": true}\n')
     replies.flush()
     for line in sys.stdin:
         replies.write(json.dumps(answer(json.loads(line))) + "\n")
         replies.flush()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

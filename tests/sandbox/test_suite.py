@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +33,8 @@ def test_no_session_reaches_another(tools, name):
 
 def test_sessions_reach_each_other_without_walls():
     """Each wall is missed: without any, acts succeed; without Landlock, files are open; without seccomp, calls are."""
+    if os.geteuid() != 0:
+        pytest.skip("an ordinary user is refused some of the acts without any wall; root is not")
     failed, missed = [], {}
     with sandbox.Pool(workers=1, walls=[], min_level=0) as pool:
         for name, code in across.PYTHON.items():
