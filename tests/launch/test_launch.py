@@ -39,9 +39,8 @@ def test_two_ranks_of_fsdp_train_all_weights_as_one_process_does(recipe, alone):
 @pytest.mark.parametrize("quantize", [pytest.param("null", marks=pytest.mark.nightly), "nf4"])
 def test_two_ranks_of_fsdp_train_adapters_as_one_process_does(recipe, quantize):
     lora = ("train.lora={rank: 4, alpha: 8}", f"model.quantize={quantize}")
-    assert_same_run(
-        by_ranks(recipe, f"divided_{quantize}", "train.backend=fsdp", *lora), by_one(recipe, quantize, *lora)
-    )
+    one = by_one(recipe, f"lora_{quantize}", *lora)
+    assert_same_run(by_ranks(recipe, f"divided_lora_{quantize}", "train.backend=fsdp", *lora), one)
 
 
 GAMES = (

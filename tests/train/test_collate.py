@@ -21,7 +21,6 @@ from verizero.pipeline.train.collate import (
     collate,
     idle_micro_batch,
     micro_batches,
-    padded_ids,
     rank_micro_batches,
     rows_of,
 )
@@ -91,10 +90,6 @@ def test_rows_of_are_those_rows_without_common_padding(data):
         assert torch.equal(getattr(part, name), getattr(batch, name)[rows])
     assert torch.equal(part.extras["values"], batch.extras["values"][rows][:, :width])
     assert torch.equal(part.extras["policy_version"], batch.extras["policy_version"][rows])
-
-
-def test_padded_ids_are_padded_on_the_right():
-    assert padded_ids([[1, 2, 3], [4]], 9).tolist() == [[1, 2, 3], [4, 9, 9]]
 
 
 def test_a_response_without_all_of_its_logprobs_is_refused():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
-from array import array
 from types import SimpleNamespace
 
 import pytest
@@ -159,17 +158,6 @@ def test_with_their_records_tokens_have_the_engines_logprobs_around_holes(name):
     gap = logprob_gap(backend, [m.rollout for g in groups for m in g.members], 0.8)
     assert gap.largest < 1e-5
     assert gap.num_tokens == sum(m.rollout.num_sampled for g in groups for m in g.members)
-
-
-def test_kept_sets_are_those_of_trained_tokens_alone():
-    groups = apart(groups_of(model_of("qwen2"), Sampling(MAX, 0.8, 0.8, 6, max_kept=VOCAB)), 0)
-    batch = collate(groups, 0)
-    sizes = batch.records.kept_sizes
-    assert bool((sizes[batch.response_mask == 0] == 0).all())
-    sets = [t.kept for g in groups for m in g.members for t in m.rollout.turns if t.kept is not None]
-    assert sizes[batch.response_mask > 0].tolist() == [n for kept in sets for n in kept.sizes]
-    joined = array("i", b"".join(kept.ids for kept in sets))
-    assert batch.records.kept_ids.tolist() == list(joined)
 
 
 def test_parity_reads_every_sampled_token_of_every_row():

@@ -10,7 +10,7 @@ import torch
 
 from tests.models.families import VOCAB
 from tests.train.batches import OPTIMIZER, frozen, parts_of, settings_of, watched
-from tests.train.sampled import MAX, MODELS, VERSION, forgetting, groups_of, model_of
+from tests.train.sampled import MAX, MODELS, forgetting, groups_of, model_of
 from verizero.pipeline.algorithms.base import load_algorithm
 from verizero.pipeline.errors import ConfigError, DataError
 from verizero.pipeline.rl.loss import policy_loss
@@ -117,22 +117,6 @@ def test_an_update_is_the_slow_loops(name):
     assert metrics["policy_kl/k3"] == pytest.approx(0.0, abs=1e-12)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
     assert float(wanted.abs().max()) > 1e-3
-
-
-@pytest.mark.parametrize("name", ["qwen2", "qwen3_moe"])
-def test_the_ratio_to_what_was_sampled_is_one_with_the_mask_and_not_without(name):
-    """Rows of an older version are compared with the engine's log-probs; of the same weights, so the ratio is 1."""
-    model = model_of(name, torch.float64)
-    groups = groups_of(model, with_routing(SAMPLINGS["both, cooler"]), version=VERSION - 1)
-    kept, _ = trained(name, groups, 80, "grpo", kl_coef=0.0)
-    assert kept["rows/off_policy"] == 10
-    assert abs(kept["ratio/p01"] - 1) < 1e-5
-    assert abs(kept["ratio/p99"] - 1) < 1e-5
-    assert kept["ratio/mean"] == pytest.approx(1.0, abs=1e-5)
-    assert kept["policy_kl/k3"] < 1e-9
-    lost, _ = trained(name, forgetting(groups, kept=None), 80, "grpo", kl_coef=0.0)
-    assert lost["ratio/mean"] < 0.9
-    assert lost["policy_kl/k3"] > 1e-2
 
 
 def test_old_and_reference_logprobs_are_over_the_kept_set_too(monkeypatch):

@@ -135,12 +135,6 @@ def test_rows_are_dealt_once_and_micro_batches_hold_what_they_may(seed, budget, 
             assert sum(sizes_of(*(paths[i] for i in piece)).values()) <= budget or len(piece) == 1
 
 
-def test_rows_of_a_run_are_neighbours():
-    paths = [(Run(i % 2, 5), Run(10 + i, 10)) for i in range(8)]
-    assert packed_batches(paths, 25) == [[0, 2, 4, 6], [1, 3, 5, 7]]
-    assert packed_batches(paths, 15) == [[0, 2], [4, 6], [1, 3], [5, 7]]
-
-
 @pytest.mark.run
 def test_fewer_tokens_are_computed():
     parts, computed = parts_of("grpo", kl_coef=0.0), []
@@ -222,8 +216,11 @@ def test_ranks_pack_together_or_not_at_all(packing, monkeypatch):
         assert not packs_rows(backend)
 
 
-def test_rows_fill_the_gaps_that_longer_ones_leave():
+def test_rows_of_a_run_are_neighbours_and_others_fill_the_gaps_that_longer_ones_leave():
     assert packed_batches(lone([70, 60, 40, 30]), 100) == [[0, 3], [1, 2]]
     assert packed_batches(lone([100]), 64) == [[0]], "a row that is too long is alone"
     shared = [(Run(0, 20), Run(1, 50)), (Run(0, 20), Run(2, 50)), (Run(3, 45),), (Run(0, 20), Run(4, 40))]
     assert packed_batches(shared, 100) == [[0, 1, 3], [2]], "a row goes where its runs are"
+    paths = [(Run(i % 2, 5), Run(10 + i, 10)) for i in range(8)]
+    assert packed_batches(paths, 25) == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    assert packed_batches(paths, 15) == [[0, 2], [4, 6], [1, 3], [5, 7]]
