@@ -1,10 +1,8 @@
 """The documents against the code: examples run, tables and layouts are the project's own."""
 
-import importlib.util
 import json
 import math
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,7 @@ from verizero.pipeline.config.episodes import EpisodesConfig
 from verizero.pipeline.config.scoring import ScoringConfig
 from verizero.pipeline.data.prompts import load_prompts
 from verizero.pipeline.errors import ConfigError
-from verizero.pipeline.registry import names
+from verizero.pipeline.registry import import_file, names
 from verizero.pipeline.types import ENDINGS, Attempt
 from verizero.verifiers.base import load
 from verizero.verifiers.layouts.base import layouts, suite_of
@@ -28,23 +26,14 @@ AGENTS = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
 
 
 def block(text, language, name):
-    """The fenced example of that language and name."""
     (found,) = re.findall(rf"^```{language} {name}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     return str(found)
 
 
 def imported(source, name, folder):
-    """The source as a module."""
-    path = folder / f"{name}.py"
-    path.write_text(source, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        del sys.modules[name]
-    return module
+    """The module that this source is, as a plug-in of a user."""
+    (folder / f"{name}.py").write_text(source, encoding="utf-8")
+    return import_file(folder / f"{name}.py", "example")
 
 
 def test_the_layout_names_what_is_there_and_all_of_it():
@@ -60,20 +49,12 @@ def test_the_layout_names_what_is_there_and_all_of_it():
 @pytest.mark.parametrize(
     "document", [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))], ids=lambda p: p.name
 )
-def test_links_lead_somewhere(document):
-    links = re.findall(r"\]\(([^)#:]+\.(?:md|py|yaml))(?:#[^)]*)?\)", document.read_text(encoding="utf-8"))
-    assert [link for link in links if not (document.parent / link).exists()] == []
-
-
-@pytest.mark.parametrize(
-    "document", [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))], ids=lambda p: p.name
-)
-def test_files_that_are_named_exist(document):
+def test_links_lead_somewhere_and_files_that_are_named_exist(document):
     text = document.read_text(encoding="utf-8")
-    named = set(
-        re.findall(r"\b(?:pipeline|verifiers|sandbox|flows|tests|benchmarks|configs|docs)/[\w/.-]+\.\w+\b", text)
-    )
-    assert [path for path in sorted(named) if not (ROOT / path).exists() and "<" not in path] == []
+    links = re.findall(r"\]\(([^)#:]+\.(?:md|py|yaml))(?:#[^)]*)?\)", text)
+    assert [link for link in links if not (document.parent / link).exists()] == []
+    named = re.findall(r"\b(?:pipeline|verifiers|sandbox|flows|tests|benchmarks|configs|docs)/[\w/.-]+\.\w+\b", text)
+    assert [path for path in sorted(set(named)) if not (ROOT / path).exists() and "<" not in path] == []
 
 
 def test_the_algorithm_example_is_one(tmp_path):
@@ -161,8 +142,20 @@ def test_the_mapping_does_what_is_said_of_it(tmp_path):
     assert (prompt.id, prompt.verifier) == ("7", "numeric")
 
 
-def test_every_shipped_mapping_is_named():
-    assert [p.stem for p in MAPPINGS.glob("*.yaml") if f"`{p.stem}`" not in DATA] == []
+AGENT = (ROOT / "pipeline" / "environments" / "agent.py").read_text(encoding="utf-8")
+NAMED = {
+    "mappings": ([p.stem for p in MAPPINGS.glob("*.yaml")], DATA),
+    "limits of episodes": (EpisodesConfig.model_fields, EPISODES.replace("episodes.", "")),
+    "endings": (ENDINGS, EPISODES),
+    "variables of an agent": (re.findall(r'^            "([A-Z_]+)": ', AGENT, re.MULTILINE), AGENTS),
+}
+
+
+@pytest.mark.parametrize("kind", NAMED)
+def test_all_of_a_kind_are_on_their_page(kind):
+    kept, page = NAMED[kind]
+    assert kept
+    assert [name for name in kept if f"`{name}`" not in page] == []
 
 
 def test_the_environments_of_the_page_are_accepted():
@@ -191,18 +184,6 @@ def test_every_shipped_environment_and_tool_is_in_its_table_with_all_its_paramet
         where = {"agent": AGENTS, "sql": EPISODES, "session": EPISODES}.get(name, listed[name])
         missing = [f for f in params.model_fields if f"`{f}`" not in where]
         assert missing == [], f"{kind} {name}"
-
-
-def test_the_variables_of_an_agent_are_all_listed():
-    source = (ROOT / "pipeline" / "environments" / "agent.py").read_text(encoding="utf-8")
-    told = set(re.findall(r'^            "([A-Z_]+)": ', source, re.MULTILINE))
-    assert len(told) > 10
-    assert [v for v in sorted(told) if f"`{v}`" not in AGENTS] == []
-
-
-def test_every_limit_of_episodes_is_explained():
-    assert [name for name in EpisodesConfig.model_fields if f"`{name}`" not in EPISODES.replace("episodes.", "")] == []
-    assert [e for e in ENDINGS if f"`{e}`" not in EPISODES] == []
 
 
 def test_the_gateway_takes_and_refuses_what_is_listed():

@@ -14,32 +14,6 @@ from tests.source import ROOT
 JOB = ROOT / "examples" / "smollm2.py"
 CHAT = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant: "
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
-INTERRUPTED = """
-import signal, sys
-from pathlib import Path
-
-sys.path.insert(0, {root!r})
-import verizero as vz
-from tests.api.tiny import ROWS, SMALL, save_tiny
-
-if not Path("tiny").exists():
-    save_tiny(Path("tiny"))
-
-
-def length(completion):
-    return float(len(completion) % 3)
-
-
-def interrupt(event):
-    if event.kind == "step" and event.step == 3 and not Path("interrupted").exists():
-        Path("interrupted").touch()
-        signal.raise_signal(signal.SIGINT)
-
-
-settings = {{**SMALL, "checkpoint.every_steps": 1, "train.threads": 1}}
-run = vz.train("tiny", ROWS, reward=length, name="run", steps=4, callbacks=[interrupt], **settings)
-run.report
-"""
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +25,7 @@ def executed(tmp_path_factory):
     """
     os.environ.setdefault("JUPYTER_PLATFORM_DIRS", "1")
     folder = tmp_path_factory.mktemp("notebooks")
-    cell = INTERRUPTED.format(root=str(ROOT))
-    interrupted = [nbformat.v4.new_code_cell(cell, metadata={"tags": tags}) for tags in (["raises-exception"], [])]
-    parts = {path.stem: nbformat.read(path, as_version=4).cells for path in NOTEBOOKS} | {"interrupted": interrupted}
+    parts = {path.stem: nbformat.read(path, as_version=4).cells for path in NOTEBOOKS}
     for changed in parts["compare_algorithms"]:  # what the other two learn is looked at
         changed.source = changed.source.replace("steps=40", "steps=8")
     cells = []
@@ -67,7 +39,6 @@ def executed(tmp_path_factory):
 
 
 def shown(cell, kind="text/html"):
-    """What a cell shows of that kind, and its progress, together."""
     return "\n".join(o["data"].get(kind, "") if "data" in o else o.get("text", "") for o in cell.outputs)
 
 
@@ -92,16 +63,6 @@ def test_a_notebook_runs_from_top_to_bottom(path, executed):
         first, last = eval(result.splitlines()[-1])
         assert last > first + 0.2
         assert any("<iframe srcdoc=" in shown(c) for c in code)
-
-
-@pytest.mark.run
-@pytest.mark.nightly
-def test_an_interrupted_cell_goes_on_when_it_is_run_again(executed):
-    first, second = executed["interrupted"]
-    assert [o["ename"] for o in first.outputs if o["output_type"] == "error"] == ["KeyboardInterrupt"]
-    assert [o for o in second.outputs if o["output_type"] == "error"] == []
-    assert "after round" in shown(second)
-    assert "<iframe srcdoc=" in shown(second)
 
 
 class TestTheJobOfARealModel:

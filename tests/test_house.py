@@ -163,7 +163,7 @@ class TestWhoImportsWhom:
 LIGHT = """
 import importlib
 for module in {modules!r}: importlib.import_module(module)
-import verizero.pipeline.cli
+import verizero.pipeline.cli, verizero.pipeline.report.trackers.base
 verizero.pipeline.cli.parser()
 from verizero.pipeline.commands.check import objectives
 from verizero.pipeline.config.load import load_recipe
@@ -186,8 +186,7 @@ assert forms.run_request(request_of("demo", overrides=group), "auto", None) == {
 
 
 def loaded_by(code):
-    """Which heavy libraries a fresh interpreter has loaded after the code."""
-    heavy = ("torch", "transformers", "prefect", "vllm", "deepspeed", "tensorboard", "datasets")
+    heavy = ("torch", "transformers", "prefect", "vllm", "deepspeed", "tensorboard", "datasets", "wandb", "mlflow")
     said = f"{code}\nimport sys\nprint('loaded', *[m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", said], cwd=ROOT, capture_output=True, text=True, check=True)
     word, *found = done.stdout.split()

@@ -21,22 +21,8 @@ def test_two_streams_have_one_seed_only_if_they_have_one_name(a, x, b, y):
 
 
 def test_names_that_hold_the_separator_or_look_like_others_are_others():
-    names = [
-        ("a", "b"),
-        ("a\x1fstr:b",),
-        ("a\x1f", "b"),
-        ("a", "\x1fb"),
-        ("a\x1e1str:b",),
-        ("ab",),
-        ("b", "a"),
-        (1, "a"),
-        ("1", "a"),
-        (11,),
-        (1, 1),
-        ("a", ""),
-        ("a",),
-        ("\ud800",),
-    ]
+    texts = [("a", "b"), ("a\x1fstr:b",), ("a\x1f", "b"), ("a", "\x1fb"), ("a\x1e1str:b",), ("ab",), ("b", "a"), ("a",)]
+    names = [*texts, (1, "a"), ("1", "a"), (11,), (1, 1), ("a", ""), ("\ud800",)]
     assert len({derive(0, *n) for n in names}) == len(names)
 
 

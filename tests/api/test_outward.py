@@ -33,7 +33,6 @@ class FakeHub:
     commits: list[str] = field(default_factory=list)
 
     def answer(self, path, body, key):
-        """The status and the JSON for a request."""
         path = path.partition("?")[0]
         if not body:
             return 200, {"id": "me/my-model", "siblings": []}
@@ -65,7 +64,6 @@ class FakeHub:
 
 @contextlib.contextmanager
 def fake_hub():
-    """A hub on this machine, while the block runs."""
     hub = FakeHub()
     with serving(hub.answer) as hub.address:
         yield hub

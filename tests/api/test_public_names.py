@@ -59,7 +59,6 @@ def is_called(value):
 
 
 def plain_signature(function):
-    """The signature without types."""
     signature = inspect.signature(function)
     bare = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
     return str(inspect.Signature(bare))

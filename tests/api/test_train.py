@@ -145,10 +145,7 @@ def test_defaults_by_the_model(folder):
         ({"data": ROWS, "reward": 3}, "reward: 3 is int; give a function, or a verifier's name"),
         ({"data": ROWS, "reward": "mathh"}, "did you mean"),
         ({"data": ROWS, "reward": reward, "weights": [1]}, "belong to several rewards"),
-        (
-            {"data": ROWS, "reward": [reward, "math"], "weights": [1]},
-            "weights has 1 numbers for 2 rewards: reward, math",
-        ),
+        ({"data": ROWS, "reward": [reward, "math"], "weights": [1]}, "weights has 1 numbers for 2 rewards: reward"),
         ({"data": ROWS, "reward": "math", "success": 1.0}, "success=1 is of reward functions"),
         ({"data": ROWS, "reward": lambda completion, row: 1, "steps": 0}, "steps must be a whole number of at least 1"),
         ({"data": ROWS, "rl.group_sise": 4}, "did you mean"),
@@ -156,10 +153,7 @@ def test_defaults_by_the_model(folder):
         ({"data": [{"prompt": "Who?"}], "reward": "math"}, "there is no answer, and verifier 'math' compares"),
         ({"reward": reward}, "reward= goes with data="),
         ({"steps": 3}, "steps= goes with data="),
-        (
-            {"data": [{"prompt": "Who?"}], "reward": reward},
-            "there is no answer, and reward function 'reward' asks for one",
-        ),
+        ({"data": [{"prompt": "Who?"}], "reward": reward}, "and reward function 'reward' asks for one"),
     ],
 )
 def test_bad_arguments_say_what_to_give(call, error, folder):

@@ -16,7 +16,6 @@ pytestmark = pytest.mark.run
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A small run of SFT and RL."""
     base = tmp_path_factory.mktemp("recorded")
     train(tiny({"rl": {"steps_per_round": 4}}, started()), base, base / "run", "auto", Progress())
     return base / "run"

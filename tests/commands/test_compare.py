@@ -25,7 +25,6 @@ def recipe(folder, name, **changes):
 
 
 def printed_by(words):
-    """Return what the command prints."""
     with contextlib.redirect_stdout(io.StringIO()) as out:
         assert main(words) == 0
     return out.getvalue()

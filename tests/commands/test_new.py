@@ -26,7 +26,6 @@ def test_each_file_has_the_new_name_alone(kind, tmp_path, capsys):
 
 
 def written_of(config, base):
-    """The characters of all prompts and demonstrations."""
     shown = read_demonstrations(config.data.demonstrations, config.data.train, config.seed, base).prompts
     texts = [p.asked for p in shown]
     for p in shown:

@@ -48,7 +48,6 @@ NEAR = [0.375, 0.375, 0.75, 0.5] * 5
 
 @pytest.fixture
 def registry(tmp_path):
-    """A registry whose champion is half right."""
     first = compare_with_champion(finished(tmp_path, "old", HALF), tmp_path / "registry")
     assert first.verdict == "first"
     promotion.promote(first, tmp_path / "registry", "first")
@@ -69,7 +68,6 @@ def test_the_paired_interval_decides(tmp_path, registry, rates, verdict):
 
 
 def cell(measure):
-    """A measure as a table shows it."""
     return f"{measure['value']:.3f} ({measure['low']:.3f} to {measure['high']:.3f})"
 
 

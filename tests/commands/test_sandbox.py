@@ -23,7 +23,6 @@ TESTS = [{"input": "4", "output": "8"}]
 
 @contextmanager
 def serving(*options, **variables):
-    """The service on a free port, and its address."""
     words = ["-m", "verizero.pipeline.cli", "sandbox", "serve", "--port", "0", "--workers", "1", *options]
     env, pipe = {**os.environ, **variables}, subprocess.PIPE
     process = subprocess.Popen([sys.executable, *words], cwd=ROOT, env=env, stdout=pipe, stderr=pipe, text=True)

@@ -16,9 +16,6 @@ from verizero.pipeline.errors import ConfigError
 DEMO = {"recipe": "demo_short"}
 CASES = [
     ("train", {**DEMO, "rounds": 0}, "rounds .*0;"),
-    ("train", {"recipe": "demo_shirt"}, "recipe='demo_shirt' .*demo_short"),
-    ("train", {**DEMO, "folder": "a/b"}, "name: .*'a/b'"),
-    ("train", {**DEMO, "overrides": {"rl.grup_size": 8}}, "'rl.grup_size'.* group_size"),
     ("evaluate", {**DEMO, "overrides": {"evaluation.k": 0}}, "evaluation.k: "),
     ("rl-rounds", {**DEMO, "campaign": "a/b"}, "campaign: "),
     ("rl-rounds", {**DEMO, "campaign": "a", "target": 2}, "target: .* 2"),

@@ -37,8 +37,6 @@ def test_every_flow_is_deployed_with_its_form(served):
     assert list(form) == ["recipe", "rounds", "stages", "resume", "folder", "overrides"]
     assert {"small", "demo_short"} <= set(form["recipe"]["enum"])
     assert form["resume"]["enum"] == ["auto", "never", "must", "changed"]
-    assert all(field["description"] for field in form.values())
-    assert "1 or more" in form["rounds"]["description"]
     assert served.deployment("rl-rounds")["global_concurrency_limit"]["limit"] == 1
     names = {a["name"]: a["enabled"] for a in served.post("/automations/filter")}
     assert names["verizero: silent runs have crashed"]
@@ -189,6 +187,7 @@ def test_a_person_approves_a_paused_promotion_in_the_browser(served, champion, b
     assert (manifest["name"], manifest["decided_by"]) == ("new", "a person: looks good")
 
 
+@pytest.mark.nightly
 def test_in_the_browser_the_artifacts_of_a_run_open(served, browser, by_form):
     browser.goto(f"{served.address}/runs/flow-run/{by_form}")
     browser.get_by_text("Completed").first.wait_for()

@@ -32,7 +32,6 @@ FLAGS = [sys.executable, "-S", "-c"]
 
 
 def numbers(log, count):
-    """Return the numbers that the programs have written, once all have."""
     until(lambda: len(child.last_lines(log)) == count, "the programs' numbers", every_s=0.02)
     return [int(line) for line in child.last_lines(log)]
 

@@ -52,7 +52,6 @@ def name_of(look):
 
 @pytest.fixture(params=BOTH, ids=name_of)
 def page(request, open_contexts, run_dir):
-    """The report, open."""
     with shown(open_contexts(*request.param), run_dir) as page:
         yield page
 
@@ -195,7 +194,6 @@ def episode(row, number):
 
 @pytest.fixture
 def played(open_contexts, tmp_path):
-    """A report with episodes, open on a phone."""
     run_dir = make_run(tmp_path / "demo")
     path = run_dir / "rollouts.jsonl"
     last = read_rows(path)[-1]

@@ -19,22 +19,12 @@ from verizero.pipeline.report.trackers.base import Trackers
 from verizero.pipeline.run.recorder import Recorder
 
 
-class Clock:
-    """Seconds that a test sets."""
-
-    now = 100.0
-
-    def __call__(self):
-        return self.now
-
-
 def lines_at():
-    clock, out = Clock(), StringIO()
-    return Lines(out, clock=clock), clock, out
+    clock, out = SimpleNamespace(now=100.0), StringIO()
+    return Lines(out, clock=lambda: clock.now), clock, out
 
 
 def shown(out):
-    """The lines without their times."""
     return [line.split("] ", 1)[1] for line in out.getvalue().splitlines()]
 
 

@@ -76,8 +76,6 @@ def test_lines_are_numbered_as_in_the_file():
 
 
 class Watched(io.StringIO):
-    """Remembers how many lines were flushed."""
-
     flushed = 0
 
     def flush(self):
