@@ -30,10 +30,14 @@ _LAST_OF_PYTHON = max(frames.STDIN, frames.FUNCTION)
 class Forker:
     """The worker's connection to the forker. One child waits for an order; the worker asks for the next child."""
 
-    def __init__(self, orders: int, calls: int, pids: int, unread: int) -> None:
+    def __init__(self, orders: int, calls: int, pids: int, unread: int, process: int) -> None:
+        """`process`: descriptor of the forker's process."""
         self.orders, self.calls, self.pids, self.unread = orders, calls, pids, unread
         self.reports = select.poll()
         self.reports.register(pids, select.POLLIN)
+        self.answers = select.poll()
+        for fd in (pids, process):
+            self.answers.register(fd, select.POLLIN)
         self.unread_orders = select.poll()
         self.unread_orders.register(unread, select.POLLIN)
 
@@ -77,8 +81,8 @@ class Forker:
             os.read(self.unread, _PACKET)
 
     def _answer(self) -> int:
-        answer = os.read(self.pids, frames.PID.size)
-        if not answer:
+        # A forker that is killed once it has a child cannot tell its number, and the child has the pipe open.
+        if self.pids not in dict(self.answers.poll()) or not (answer := os.read(self.pids, frames.PID.size)):
             _end_without_words()
         return int(frames.PID.unpack(answer)[0])
 
@@ -99,7 +103,7 @@ def start(jail: walls.Jail, host_file: str, host_pid: int) -> Forker:
     # A session's program gets descriptors with its order: only a socket can pass them.
     child_orders, orders = kernel.socket_pair() if jail.has_sessions else os.pipe()
     (called, calls), (pids, answers) = os.pipe(), os.pipe()
-    if os.fork() == 0:
+    if (process := os.fork()) == 0:
         for fd in (orders, calls, pids, streams.CONTROL):
             os.close(fd)
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -129,7 +133,7 @@ def start(jail: walls.Jail, host_file: str, host_pid: int) -> Forker:
     if answer != "ready":
         code, wall, why = answer.split(" ", 2)
         raise walls.WallFailed(wall, OSError(int(code), why))
-    forker = Forker(orders, calls, pids, child_orders)
+    forker = Forker(orders, calls, pids, child_orders, os.pidfd_open(process))
     forker.request_child()
     return forker
 

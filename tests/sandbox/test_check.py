@@ -11,7 +11,6 @@ from tests.sandbox.leavings import complaints
 from tests.sandbox.processes import wait_gone, worker_pids
 from verizero import sandbox
 from verizero.sandbox.pool import CHECK_EVERY, check
-from verizero.sandbox.process import Worker
 from verizero.sandbox.worker import frames
 
 pytestmark = pytest.mark.run  # workers of the sandbox
@@ -21,10 +20,10 @@ DOUBLE = "print(input()[::-1])"
 FILES = ("payload", "out", "errors", "log")
 
 
-def _spoil(pool: sandbox.Pool, file: int) -> int:
+def _spoil(pool, file):
     """Do to a worker that has run a program what a program without walls could do to all later ones."""
 
-    def append(worker: Worker) -> int:
+    def append(worker):
         fd = worker.files[file]
         os.pwrite(fd, b"left" * 9, os.fstat(fd).st_size)
         fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
@@ -39,22 +38,20 @@ def _spoil(pool: sandbox.Pool, file: int) -> int:
 
 
 @pytest.mark.parametrize("kind", [frames.STDIN, frames.FUNCTION, frames.SUITE])
-def test_a_worker_that_nothing_has_spoilt_stays(kind: int) -> None:
-    with sandbox.Pool(workers=1) as pool:
-        assert all(pool.use(lambda worker: check(worker, kind)) for _ in range(3))
-        assert len(worker_pids(pool)) == 1
+def test_a_worker_that_nothing_has_spoilt_stays(kind, pool):
+    assert all(pool.use(lambda worker: check(worker, kind)) for _ in range(3))
+    assert len(worker_pids(pool)) == 1
 
 
 @pytest.mark.parametrize("file", range(4), ids=FILES)
-def test_what_a_spoilt_worker_answers_is_repeated_by_another(file: int) -> None:
-    with sandbox.Pool(workers=1) as pool:
-        pid = _spoil(pool, file)
-        assert list(complaints(pool)) == []
-        assert worker_pids(pool) != [pid]
+def test_what_a_spoilt_worker_answers_is_repeated_by_another(file, pool):
+    pid = _spoil(pool, file)
+    assert list(complaints(pool)) == []
+    assert worker_pids(pool) != [pid]
     assert wait_gone([pid]) == []
 
 
-def test_all_workers_of_a_pool_may_be_spoilt() -> None:
+def test_all_workers_of_a_pool_may_be_spoilt():
     with sandbox.Pool(workers=6) as pool:
         sandbox.run_many([sandbox.Trial("import time; time.sleep(0.3); " + DOUBLE, RIGHT)] * 6, pool=pool)
         for worker in pool._all:
@@ -63,7 +60,7 @@ def test_all_workers_of_a_pool_may_be_spoilt() -> None:
         assert (wrong.status, wrong.tests[0].stdout) == ("wrong_answer", "1\n")
 
 
-def test_a_program_that_spoils_its_own_worker_has_its_own_verdict() -> None:
+def test_a_program_that_spoils_its_own_worker_has_its_own_verdict():
     with sandbox.Pool(workers=1) as pool:
         pool.use(lambda worker: os.close(worker.files[3]) or worker.files.__setitem__(3, os.memfd_create("another")))
         (pid,) = worker_pids(pool)
@@ -72,7 +69,7 @@ def test_a_program_that_spoils_its_own_worker_has_its_own_verdict() -> None:
         assert worker_pids(pool) != [pid]
 
 
-def test_a_worker_is_checked_now_and_then_whatever_its_results() -> None:
+def test_a_worker_is_checked_now_and_then_whatever_its_results():
     with sandbox.Pool(workers=1) as pool:
         counts = []
         for _ in range(CHECK_EVERY + 2):
@@ -82,7 +79,7 @@ def test_a_worker_is_checked_now_and_then_whatever_its_results() -> None:
 
 
 @pytest.mark.parametrize("language", ["bash", "javascript", "c"])
-def test_other_languages_are_checked_too(language: str) -> None:
+def test_other_languages_are_checked_too(language):
     if not sandbox.available()[language]:
         pytest.skip(f"{language} is not installed")
     code = {"bash": "rev", "javascript": "console.log('b a')", "c": '#include <stdio.h>\nint main() { puts("b a"); }'}

@@ -8,9 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -26,35 +24,28 @@ from verizero.sandbox.process import WorkerDied
 
 pytestmark = pytest.mark.run  # workers of the sandbox
 
-LEVEL_2 = ["landlock", "seccomp", "uid"]
 ROOT = Path(__file__).parents[2]
 ODD = ["\ud800", "x" * 100_000, "/".join("d" * 3000), "", "..", "'", "\n"]
 """Texts that a policy may write."""
 
 
-@pytest.fixture(scope="module", params=[list(sandbox.WALLS), LEVEL_2], ids=["level3", "level2"])
-def pool(request: pytest.FixtureRequest) -> Iterator[sandbox.Pool]:
-    with sandbox.Pool(workers=1, walls=request.param, tools=sandbox.TOOLS) as made:
-        yield made
-
-
 @pytest.fixture
-def session(pool: sandbox.Pool) -> Iterator[sandbox.Session]:
-    with open_session(pool) as made:
+def session(tools):
+    with open_session(tools) as made:
         yield made
 
 
-def keeper_pid(pool: sandbox.Pool) -> int:
-    return pool.keeper().worker.process.pid
+def keeper_pid(tools):
+    return tools.keeper().worker.process.pid
 
 
-def test_variables_files_and_imports_stay(session: sandbox.Session) -> None:
+def test_variables_files_and_imports_stay(session):
     assert session.python("import json\nx = [1]\ndef f(): return json.dumps(x)").passed
     assert session.python("x.append(2); open('a', 'w').write(f())").passed
     assert session.python("print(open('a').read(), f())").stdout == "[1, 2] [1, 2]\n"
 
 
-def test_the_shell_keeps_folder_and_environment_and_shares_the_files(session: sandbox.Session) -> None:
+def test_the_shell_keeps_folder_and_environment_and_shares_the_files(session):
     session.python("import os; os.mkdir('in'); open('in/a.txt', 'w').write('hey')")
     assert session.shell("cd in; export A='x y'; B=2").passed
     assert session.shell("cat a.txt; echo $A-$B; echo made > b.txt").stdout == "heyx y-\n"
@@ -64,19 +55,14 @@ def test_the_shell_keeps_folder_and_environment_and_shares_the_files(session: sa
     assert session.shell("ls").stdout == "in\n", "the folder of a line that failed is kept too"
 
 
-def test_a_result_has_status_output_seconds_and_level(session: sandbox.Session) -> None:
+def test_a_result_has_status_output_seconds_and_level(session):
     fine = session.python(
         "import time, sys\nt = time.process_time()\nwhile time.process_time() < t + 0.1: pass\n"
         "print('a'); print('b', file=sys.stderr)"
     )
-    assert (fine.status, fine.stdout, fine.stderr, fine.error, fine.level) == (
-        "passed",
-        "a\n",
-        "b\n",
-        "",
-        session.level,
-    )
-    assert 0.08 <= fine.cpu_s < 0.5
+    assert (fine.status, fine.stdout, fine.stderr, fine.error) == ("passed", "a\n", "b\n", "")
+    assert fine.level == session.level
+    assert 0.08 <= fine.cpu_s < 60
     assert fine.wall_s >= fine.cpu_s * 0.9
     raised = session.python("def g():\n    return 1 / 0\ng()")
     assert raised.status == "runtime_error"
@@ -103,17 +89,15 @@ def test_a_result_has_status_output_seconds_and_level(session: sandbox.Session) 
         ("import ctypes; ctypes.string_at(0)", "runtime_error"),
     ],
 )
-def test_a_call_over_its_limits_ends_the_interpreter_and_not_the_session(
-    pool: sandbox.Pool, code: str, status: str
-) -> None:
-    with open_session(pool) as session:
+def test_a_call_over_its_limits_ends_the_interpreter_and_not_the_session(tools, code, status):
+    with open_session(tools) as session:
         session.python("x = 1; open('kept', 'w').write('k')")
         result = within(session, code, wall_s=0.4, cpu_s=0.2)
         assert (result.status, result.interpreter_ended) == (status, True)
         assert session.python("print(open('kept').read(), 'x' in globals())").stdout == "k False\n"
 
 
-def test_disk_is_bounded(session: sandbox.Session) -> None:
+def test_disk_is_bounded(session):
     full = session.python(
         "f = open('f', 'wb')\nfor i in range(20):\n  f.write(b'x' * (1 << 20)); f.flush()\nimport time; time.sleep(0.2)"
     )
@@ -122,20 +106,17 @@ def test_disk_is_bounded(session: sandbox.Session) -> None:
     assert many.status == "runtime_error"
 
 
-def test_the_calls_of_a_life_are_bounded(pool: sandbox.Pool) -> None:
-    with open_session(pool, calls=2) as session:
+def test_the_calls_of_a_life_and_their_texts_are_bounded(tools):
+    with open_session(tools, calls=2) as session:
+        with pytest.raises(ValueError, match="at most"):
+            session.python("#" * 200_000)
         assert session.python("1").passed
         assert session.shell("true").passed
         over = session.python("print(1)")
         assert (over.status, over.stdout, over.error) == ("runtime_error", "", "used up: 2 calls of 2")
 
 
-def test_a_text_that_is_too_long_is_refused(session: sandbox.Session) -> None:
-    with pytest.raises(ValueError, match="at most"):
-        session.python("#" * 200_000)
-
-
-def test_equal_calls_give_equal_bytes(pool: sandbox.Pool) -> None:
+def test_equal_calls_give_equal_bytes(tools):
     calls = (
         "import random; print(random.random(), hash('a'), {'b', 'a', 'c'})",
         "print(object(), id([]), random.random())",
@@ -144,17 +125,17 @@ def test_equal_calls_give_equal_bytes(pool: sandbox.Pool) -> None:
     )
     outputs = []
     for _ in range(2):
-        with open_session(pool) as session:
+        with open_session(tools) as session:
             results = [session.python(code) for code in calls]
             outputs.append([(r.status, r.stdout, r.stderr) for r in results])
     assert outputs[0] == outputs[1]
-    with sandbox.Pool(workers=1, walls=pool._walls) as other, open_session(other) as session:
+    with sandbox.Pool(workers=1, walls=tools._walls) as other, open_session(other) as session:
         results = [session.python(code) for code in (calls[0], calls[3])]
         expected = [outputs[0][0], (*outputs[0][3][:2], outputs[0][3][2].replace("cell-4", "cell-2"))]
         assert [(r.status, r.stdout, r.stderr) for r in results] == expected, "in another keeper too, without addresses"
 
 
-def test_more_sessions_than_allowed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_sessions_than_allowed_are_refused(monkeypatch):
     monkeypatch.setitem(keepers.BOUNDS, "sessions", 2)
     with sandbox.Pool(workers=1) as pool:
         with open_session(pool), open_session(pool), pytest.raises(IsolationError, match="2 sessions are open"):
@@ -171,8 +152,8 @@ def test_more_sessions_than_allowed_are_refused(monkeypatch: pytest.MonkeyPatch)
                 assert session.python("1").passed, "a session that is closed takes no place, whichever is read first"
 
 
-def test_an_order_during_a_call_ends_its_session_alone(pool: sandbox.Pool) -> None:
-    with open_session(pool) as other, open_session(pool) as session:
+def test_an_order_during_a_call_ends_its_session_alone(tools):
+    with open_session(tools) as other, open_session(tools) as session:
         connection = session._connection
         for code in ("import time; time.sleep(60)", "print(1)"):
             connection.sock.send(marshal.dumps({"do": "python", "text": code, "wall_s": 60.0, "cpu_s": 60.0}, 2))
@@ -182,10 +163,10 @@ def test_an_order_during_a_call_ends_its_session_alone(pool: sandbox.Pool) -> No
 
 
 @pytest.mark.parametrize("victim", ["keeper", "interpreter asleep", "interpreter at work"])
-def test_a_session_that_is_killed_is_lost_and_says_so(pool: sandbox.Pool, victim: str) -> None:
-    with open_session(pool) as session:
+def test_a_session_that_is_killed_is_lost_and_says_so(tools, victim):
+    with open_session(tools) as session:
         session.python("x = 1")
-        keeper = keeper_pid(pool)
+        keeper = keeper_pid(tools)
         (asleep,) = pool_children(keeper)
         if victim == "interpreter at work":
             if session.level < 3 or os.geteuid() != 0:
@@ -204,11 +185,11 @@ def test_a_session_that_is_killed_is_lost_and_says_so(pool: sandbox.Pool, victim
         for _ in range(2):
             with pytest.raises(SessionError, match="the session is lost"):
                 session.python("print(x)")
-        with open_session(pool) as another:
+        with open_session(tools) as another:
             assert another.python("print(2)").stdout == "2\n", "the next session is fine"
 
 
-def _sleeps(pid: int) -> bool:
+def _sleeps(pid):
     """True if the process is in a clock's sleep."""
     try:
         return "nanosleep" in Path(f"/proc/{pid}/wchan").read_text() or Path(
@@ -218,18 +199,18 @@ def _sleeps(pid: int) -> bool:
         return False
 
 
-def test_calls_of_different_sessions_do_not_wait_for_each_other(pool: sandbox.Pool) -> None:
-    with open_session(pool) as slow, open_session(pool) as quick:
-        quick.python("1")
-        thread = threading.Thread(target=lambda: slow.python("import time; time.sleep(6)"))
-        thread.start()
+def test_calls_of_different_sessions_do_not_wait_for_each_other(walls):
+    with sandbox.Pool(workers=1, walls=walls) as pool, open_session(pool) as slow, open_session(pool) as quick:
+        call = ThreadPoolExecutor(1).submit(within, slow, "import time; time.sleep(3600)", wall_s=3600)
         for _ in range(5):
             assert quick.python("print(1)").passed
-        assert thread.is_alive()
-        thread.join()
+        assert not call.done()
+        os.kill(keeper_pid(pool), signal.SIGKILL)
+        with pytest.raises(SessionError):
+            call.result()
 
 
-def test_a_session_belongs_to_its_process(session: sandbox.Session) -> None:
+def test_a_session_belongs_to_its_process(session):
     session._owner_pid = -1
     with pytest.raises(SessionError, match="process that opened it"):
         session.python("1")
@@ -251,8 +232,8 @@ sessions[0].shell("sleep 60 & sleep 60")
 """
 
 
-def test_kill_9_of_the_owner_leaves_nothing(pool: sandbox.Pool) -> None:
-    command = [sys.executable, "-c", _OWNER, ",".join(pool._walls)]
+def test_kill_9_of_the_owner_leaves_nothing(tools):
+    command = [sys.executable, "-c", _OWNER, ",".join(tools._walls)]
     owner = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert owner.stdout is not None
     keeper = int(owner.stdout.readline())
@@ -264,23 +245,23 @@ def test_kill_9_of_the_owner_leaves_nothing(pool: sandbox.Pool) -> None:
     assert wait_gone(pids) == []
 
 
-def test_odd_texts_end_no_other_session(pool: sandbox.Pool) -> None:
-    with open_session(pool) as other:
+def test_odd_texts_end_no_other_session(tools):
+    with open_session(tools) as other:
         assert other.python("x = 41").passed
-        keeper = pool.keeper()
+        keeper = tools.keeper()
         for text in ODD:
             for kind in ("python", "shell"):
-                with open_session(pool) as session, contextlib.suppress(SessionError):
+                with open_session(tools) as session, contextlib.suppress(SessionError):
                     getattr(session, kind)(text)
-        assert pool.keeper() is keeper
+        assert tools.keeper() is keeper
         assert other.python("print(x + 1)").stdout == "42\n"
 
 
-def test_a_session_that_cannot_begin_ends_no_other(pool: sandbox.Pool) -> None:
-    with open_session(pool) as other:
+def test_a_session_that_cannot_begin_ends_no_other(tools):
+    with open_session(tools) as other:
         if other.level < 3:
             pytest.skip("without namespaces a session mounts no file system, which is what fails here")
         assert other.python("x = 41").passed
         with pytest.raises(IsolationError, match="the session could not begin"):
-            pool.keeper().open({"limits": (1.0, 1.0, 64, 64, 8), "disk_mib": "no number"})
+            tools.keeper().open({"limits": (1.0, 1.0, 64, 64, 8), "disk_mib": "no number"})
         assert other.python("print(x + 1)").stdout == "42\n"
