@@ -30,7 +30,7 @@ class Played:
     forks: Counter[str] = field(default_factory=Counter)
 
     @property
-    def ids(self) -> Ids:
+    def ids(self):
         """The tokens of the last row."""
         return tuple(i for ids, _ in self.rows[-1] for i in ids)
 

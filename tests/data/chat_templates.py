@@ -94,19 +94,25 @@ THINKING = frozenset({"drops_thinking", "empty_think", "opens_thinking"})
 """The templates with a place for thinking."""
 
 
+def byte_level(
+    merges: list[str], special: list[AddedToken | str], tags: Any = (), regex: bool = True, **own: str
+) -> Any:
+    """A byte-level tokenizer with these merges and special tokens; `tags` are tokens, but not special ones."""
+    pairs = [(a, b) for a, b in (m.split() for m in merges)]
+    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(m) for m in pairs)]
+    backend = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=pairs))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=regex)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(special)
+    backend.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in tags])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", **own)
+
+
 @cache
 def bare_tokenizer() -> Any:
-    """A byte-level tokenizer with a few merges; the tags of calls and thinking are tokens, but not special ones."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    merges = [(a, b) for a, b in (m.split() for m in MERGES)]
-    vocab = {token: i for i, token in enumerate([*letters, *("".join(m) for m in merges)])}
-    backend = Tokenizer(models.BPE(vocab=vocab, merges=merges))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([START, END, "<s>", "<pad>"])
-    tags = ["<tool_call>", "</tool_call>", "<think>", "</think>"]
-    backend.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in tags])
-    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END, pad_token="<pad>", bos_token="<s>")
+    """A tokenizer with a few merges, and the tags of calls and thinking."""
+    tags = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+    return byte_level(MERGES, [START, END, "<s>", "<pad>"], tags, eos_token=END, bos_token="<s>")
 
 
 def chat_turns(source: str, **template: Any) -> ChatTurns:
@@ -114,5 +120,4 @@ def chat_turns(source: str, **template: Any) -> ChatTurns:
     tokenizer = bare_tokenizer()
     tokenizer.chat_template = source
     talk = turns_of(Renderer(tokenizer, Template.model_validate({"name": "chat", "calls": "hermes", **template})))
-    assert isinstance(talk, ChatTurns)
     return talk

@@ -8,9 +8,9 @@ import pytest
 @pytest.fixture
 def logged():
     """The messages that the part `verizero.pipeline.data` logs during the test."""
-    said: list[str] = []
+    said = []
     handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: said.append(record.getMessage())
     logger = logging.getLogger("verizero.pipeline.data")
     logger.addHandler(handler)
     yield said

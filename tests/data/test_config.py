@@ -1,13 +1,13 @@
 """The data section of a recipe: what it accepts, what it refuses, and that it survives being written out."""
 
+from typing import Any
+
 import pytest
 import yaml
 from pydantic import ValidationError
 
 from verizero.pipeline.config.choices import VerifierChoice
 from verizero.pipeline.config.data import MAPPINGS, ColumnMapping, DataConfig, GeneratorSource, Source
-from verizero.pipeline.data.generators.base import generate
-from verizero.pipeline.data.prompts import load_prompts
 from verizero.pipeline.errors import ConfigError, UnknownName
 
 RECIPE = """
@@ -30,51 +30,45 @@ def test_a_resolved_recipe_written_as_yaml_reads_back_the_same():
     config = DataConfig.model_validate(yaml.safe_load(RECIPE))
     written = yaml.safe_dump(config.model_dump(mode="json"))
     assert DataConfig.model_validate(yaml.safe_load(written)) == config
-    assert config.train[0].generator is not None
     assert config.train[0].generator.params["noise"] == 0.1
     assert config.train[0].generator.params["digits"] == 2, "defaults are part of the resolved recipe"
     assert config.evaluation[0].mapping.answer.column == "a.b.0"
 
 
+def of_source(**changes: Any) -> dict[str, Any]:
+    return {"train": [{"file": "a.json", **changes}]}
+
+
 @pytest.mark.parametrize(
-    ("tree", "said"),
+    ("tree", "words"),
     [
+        (of_source(graded=False, verifier="math"), "graded: false has no verifier, got 'math'; drop one"),
         (
-            {"train": [{"file": "a.json", "graded": False, "verifier": "math"}]},
-            "graded: false has no verifier, got 'math'; drop one",
-        ),
-        (
-            {"train": [{"file": "a.json", "verifier": "math", "mapping": {"answer": None}}]},
+            of_source(verifier="math", mapping={"answer": None}),
             "mapping.answer is null, and 'math' compares responses to an answer; map one, name a reward function",
         ),
-        (
-            {"train": [{"file": "a.json", "mapping": {"answer": None}}]},
-            "the verifiers of rows compare responses to an answer",
-        ),
+        (of_source(mapping={"answer": None}), "the verifiers of rows compare responses to an answer"),
         (
             {"evaluation": [{"file": "a.json", "graded": False}]},
             "data.evaluation: a.json has graded: false, and an evaluation grades responses",
         ),
         ({"train": [{}]}, "exactly one of generator, file and hub, got none"),
-        ({"train": [{"file": "a.json", "hub": {"id": "x"}}]}, "got file and hub"),
-        ({"train": [{"file": "a.txt"}]}, "file must end in .jsonl, .ndjson, .json, .csv, .tsv, .parquet, or one of"),
-        ({"train": [{"file": "a.json", "limit": 0}]}, "greater than or equal to 1"),
-        ({"train": [{"file": "a.json", "mapping": {"answr": "x"}}]}, "Extra inputs are not permitted"),
-        ({"train": [{"file": "a.json", "verifier": {}}]}, "exactly one of verifier.name"),
-        ({"train": [{"file": "a.json"}], "template": {"name": "custom"}}, "template.text goes with"),
-        ({"train": [{"file": "a.json"}], "template": {"name": "custom", "text": "x"}}, "must hold {question}"),
-        ({"train": [{"file": "a.json"}], "template": {"name": "plain", "system": "x"}}, "need template.name: chat"),
-        ({"train": [{"file": "a.json"}], "sampling": {"weights": {"a": -1}}}, "must be >= 0 and not all zero"),
-        (
-            {"train": [{"file": "a.json", "mapping": {"answer": {"column": "a", "replace": [["(", ""]]}}}]},
-            "'(' is no regular expression",
-        ),
+        (of_source(hub={"id": "x"}), "got file and hub"),
+        (of_source(file="a.txt"), "file must end in .jsonl, .ndjson, .json, .csv, .tsv, .parquet, or one of"),
+        (of_source(limit=0), "greater than or equal to 1"),
+        (of_source(mapping={"answr": "x"}), "Extra inputs are not permitted"),
+        (of_source(verifier={}), "exactly one of verifier.name"),
+        (of_source() | {"template": {"name": "custom"}}, "template.text goes with"),
+        (of_source() | {"template": {"name": "custom", "text": "x"}}, "must hold {question}"),
+        (of_source() | {"template": {"name": "plain", "system": "x"}}, "need template.name: chat"),
+        (of_source() | {"sampling": {"weights": {"a": -1}}}, "must be >= 0 and not all zero"),
+        (of_source(mapping={"answer": {"column": "a", "replace": [["(", ""]]}}), "'(' is no regular expression"),
     ],
 )
-def test_what_it_refuses(tree, said):
+def test_what_it_refuses(tree, words):
     with pytest.raises(ValidationError) as caught:
         DataConfig.model_validate(tree)
-    assert said in str(caught.value)
+    assert words in str(caught.value)
 
 
 def test_unknown_names_are_refused_at_load():
@@ -92,24 +86,3 @@ def test_every_shipped_mapping_opens_with_a_comment_and_is_found_by_name(path):
     fields = yaml.safe_load(path.read_text())
     fields.pop("recognise", None)
     assert Source(file="x.jsonl", mapping=path.stem).mapping == ColumnMapping.model_validate(fields)
-
-
-def test_a_generator_of_an_installed_package_needs_no_list(tmp_path, monkeypatch):
-    (tmp_path / "parrot_tasks.py").write_text(
-        "from verizero.pipeline.data.generators.base import GeneratorParams, Split\n"
-        "class Params(GeneratorParams):\n"
-        "    word: str = 'hello'\n"
-        "def rows(params, seed):\n"
-        "    row = {'id': 'p', 'question': params.word, 'answer': params.word, 'verifier': 'exact'}\n"
-        "    return Split([row], [], [])\n"
-    )
-    info = tmp_path / "parrot_tasks-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: parrot-tasks\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[verizero.generators]\nparrot = parrot_tasks\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (prompt,) = load_prompts([Source.model_validate({"generator": {"name": "parrot", "params": {"word": "hi"}}})], 0)
-    assert (prompt.question, prompt.reference) == ("hi", "hi")
-    assert generate("parrot").train[0]["answer"] == "hello"
-    with pytest.raises(ConfigError, match=r"'words'.*word"):
-        generate("parrot", {"words": 1})

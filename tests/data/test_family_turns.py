@@ -8,11 +8,10 @@ from importlib.util import find_spec
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from tokenizers import AddedToken
 
 from tests.data.chat_play import breaches, play
-from tests.data.chat_templates import TOOLS, bare_tokenizer
+from tests.data.chat_templates import TOOLS, bare_tokenizer, byte_level
 from tests.data.test_published_templates import source_of
 from verizero.pipeline.config.template import Template
 from verizero.pipeline.data.family_turns import FamilyTurns
@@ -44,7 +43,7 @@ REFUSED = {
 }
 """Family -> a template that it does not fit, the end token, and the reason."""
 MERGES = ["Ċ Ċ", "Ċ ĊĊ", "> Ċ", "t h", "th e", "Ġ a", "Ġ the", ": Ċ", ". Ċ", "} Ċ", '" :']
-NUM = int(os.environ.get("VERIZERO_FAMILY_CONVERSATIONS", "25"))
+NUM = int(os.environ.get("VERIZERO_FAMILY_CONVERSATIONS", "12"))
 """`VERIZERO_FAMILY_CONVERSATIONS=1000 pytest tests/data/test_family_turns.py` plays a thousand a family."""
 SPECIAL = re.compile(r"<\|[^|<>\s]+\|>|<\|[a-z_]+>|</?[a-z_]+>|<[a-z_]+\|>|\[[a-zA-Z]+\]|<\|\"\|>")
 MORE = ("<bos>", "<eos>", "[gMASK]", "<sop>", "<|endoftext|>", "<|observation|>", "<|user|>", "<|assistant|>",
@@ -64,24 +63,16 @@ def talk_of(family: str, template: str = "", end: str = "") -> FamilyTurns:
     """Return the family's turns, with a tokenizer that has its special tokens."""
     template, end = (template, end) if template else FAMILIES[family]
     source = source_of(template)
-    assert source is not None
     tokenizer = tokenizer_of(source, end)
     talk = turns_of(Renderer(tokenizer, Template.model_validate({"name": "chat", "calls": f"renderers/{family}"})))
-    assert isinstance(talk, FamilyTurns)
     return talk
 
 
 def tokenizer_of(source: str, end: str) -> Any:
     """Return a byte-level tokenizer with merges of line breaks, a chat template and the special tokens in it."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    merges = [(a, b) for a, b in (m.split() for m in MERGES)]
-    vocab = {token: i for i, token in enumerate([*letters, *("".join(m) for m in merges)])}
-    backend = Tokenizer(models.BPE(vocab=vocab, merges=merges))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
     names = dict.fromkeys([*MORE, end, *SPECIAL.findall(source)])
-    backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=end, pad_token="<pad>", bos_token="<bos>")
+    special = [AddedToken(name, special=True, normalized=False) for name in names]
+    tokenizer = byte_level(MERGES, special, regex=False, eos_token=end, bos_token="<bos>")
     tokenizer.chat_template = source
     return tokenizer
 
@@ -91,7 +82,7 @@ def tokenizer_of(source: str, end: str) -> Any:
 def test_conversations_are_those_of_the_template_and_no_token_is_encoded_again(family):
     talk = talk_of(family)
     template_note(talk, TOOLS, 0, num_conversations=8)
-    how: Any = {"thinks": talk.chat.splits_thinking, "one_call": family in ONE_CALL}
+    how = {"thinks": talk.chat.splits_thinking, "one_call": family in ONE_CALL}
     unforked = 0
     for seed in range(NUM):
         played = play(talk, random.Random(seed), 1 + seed % 4, is_clean=True, **how)
@@ -149,7 +140,7 @@ def test_what_does_not_fit_is_refused_by_name():
     result = talk.read(words["input_ids"], "stop", 0, TOOLS)
     assert (result.message.calls, result.unread is None) == ((), False)
 
-    def turns(calls: str, tokenizer: Any) -> Any:
+    def turns(calls, tokenizer):
         tokenizer.chat_template = source_of("qwen3")
         return turns_of(Renderer(tokenizer, Template.model_validate({"name": "chat", "calls": calls})))
 

@@ -2,10 +2,8 @@
 
 import gzip
 import json
-from collections.abc import Callable
 from datetime import date
 from decimal import Decimal
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -108,7 +106,7 @@ def test_a_cell_may_be_long_and_a_pattern_names_several_files(tmp_path):
 def test_cells_of_parquet_are_values_of_json(cell, reference, tmp_path):
     """The column `other` has them too, and nobody reads it."""
     pa.parquet.write_table(pa.table({"question": ["a"], "answer": [cell], "other": [cell]}), tmp_path / "rows.parquet")
-    read: Callable[[], Any] = lambda: load(tmp_path, file="rows.parquet", verifier={"path": "r.py:f"})  # noqa: E731
+    read = lambda: load(tmp_path, file="rows.parquet", verifier={"path": "r.py:f"})  # noqa: E731
     if isinstance(reference, str) and "answer" in reference:
         with pytest.raises(DataError, match=reference):
             read()

@@ -1,17 +1,14 @@
-"""Overlap of evaluation with training, and the proof that the built-in domains have none."""
+"""Overlap of evaluation with training; that generators have none, tests/data/generators shows."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verizero.pipeline.config.data import Source
 from verizero.pipeline.data.overlap import check_overlap, find_overlap, normalise
-from verizero.pipeline.data.prompts import load_prompts, read_demonstrations
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.types import Prompt
 
 LONG = "A train leaves the town of Ulm at nine and goes at 60 km per hour to Bonn, 480 km away. When is it there?"
-DOMAINS = ("arithmetic", "induction")
 WORDS = st.lists(st.sampled_from(["a", "b", "c"]), max_size=8).map(" ".join)
 
 
@@ -48,7 +45,7 @@ def test_normalising_drops_how_it_is_written(one, other):
 
 @given(train=st.lists(WORDS, max_size=5), evaluation=st.lists(WORDS, max_size=5), ngram=st.integers(2, 4))
 def test_ngram_shares_are_those_of_a_slow_count(train, evaluation, ngram):
-    def grams(text: str) -> set[str]:
+    def grams(text):
         words = text.split()
         return {" ".join(words[i : i + ngram]) for i in range(len(words)) if i + ngram <= len(words)}
 
@@ -66,7 +63,7 @@ def test_ngram_shares_are_those_of_a_slow_count(train, evaluation, ngram):
 def test_a_question_of_episodes_with_several_answers_gives_none_away():
     """Guess a number: the text is always the same, and what tells tasks apart is in the environment."""
 
-    def asked(answers: list[str], name: str, environment: str | None) -> list[Prompt]:
+    def asked(answers, name, environment):
         return [Prompt(f"{name}/{a}", "Guess!", "exact", a, environment=environment) for a in answers]
 
     for train, evaluation, number in (
@@ -105,20 +102,3 @@ def test_drop_takes_out_every_training_prompt_that_matches_and_report_none(logge
     assert kept == train
     with pytest.raises(DataError, match="training prompt"):
         check_overlap(train[:1], evaluation, "drop")
-
-
-@pytest.mark.run
-@pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize("forms", [{}, {"arithmetic": ["+", "-"], "induction": ["linear", "minus", "shifted"]}])
-def test_no_evaluation_prompt_of_the_built_in_domains_occurs_in_training(seed, forms):
-    def sources(split: str) -> list[Source]:
-        params = {n: {"num_demonstrations": 3000, **({"forms": forms[n]} if forms else {})} for n in DOMAINS}
-        return [Source.model_validate({"generator": {"name": n, "split": split, "params": params[n]}}) for n in DOMAINS]
-
-    train, evaluation = load_prompts(sources("train"), seed), load_prompts(sources("evaluation"), seed)
-    demonstrations = read_demonstrations([], sources("train"), seed).prompts
-    assert (len(train), len(evaluation), len(demonstrations)) == (9450, 420, 6000)
-    for seen in (train, demonstrations):
-        assert not find_overlap(seen, evaluation).matches
-        assert not {p.question for p in evaluation} & {p.question for p in seen}
-    assert {p.domain for p in train} == {p.domain for p in evaluation} == set(DOMAINS)

@@ -107,42 +107,6 @@ def test_empty_and_equal_sides_are_left_out_counted_and_kept_for_people(tmp_path
     assert [row for row, _ in found.left_out] == rows[1:]
 
 
-@pytest.mark.parametrize(
-    ("row", "words"),
-    [
-        ({"prompt": "q", "chosen": "2"}, "line 2: there is no column 'rejected'"),
-        ({"prompt": "q"}, "line 2: the row has neither 'chosen' and 'rejected' nor 'completion' with 'label'"),
-        ({"chosen": "2", "rejected": "3"}, "line 2: there is no column 'prompt'"),
-        ({"prompt": "", "chosen": "2", "rejected": "3"}, "line 2: column 'prompt' is empty"),
-        ({"prompt": "q", "completion": "2", "label": "perhaps"}, "line 2: the label must be true or false"),
-        ({"prompt": "q", "completion": "2"}, "line 2: there is no column 'label'"),
-        ({"prompt": "q", "chosen": 2, "rejected": "3"}, "line 2: column 'chosen' must be text or a list"),
-        (
-            {"prompt": "q", "chosen": [USER], "rejected": "3"},
-            "line 2: column 'chosen': a chat must end with",
-        ),
-        (
-            {"chosen": [USER, said("2")], "rejected": [SYSTEM, USER, said("3")]},
-            "line 2: the conversations before the two answers differ",
-        ),
-        ({"prompt": "q", "chosen": [USER, said("2")], "rejected": [said("3")]}, "line 2: the conversations before"),
-        (
-            {"prompt": "q", "chosen": [{**said(None), "function_call": {"name": "f"}}], "rejected": "3"},
-            "line 2: column 'chosen': a message calls a tool",
-        ),
-        ("{no json", "line 2: not JSON"),
-    ],
-)
-def test_a_bad_row_is_named_or_skipped_and_counted(tmp_path, row, words):
-    good = {"prompt": "1+1=", "chosen": "2", "rejected": "3"}
-    with pytest.raises(DataError, match="pairs.jsonl " + words.replace("'", ".")):
-        read(tmp_path, [good, row])
-    found = read(tmp_path, [good, row], on_bad_row="skip")
-    assert len(found.pairs) == 1
-    assert found.counts[0].skipped == {"bad rows": 1}
-    assert len(found.left_out) == 1
-
-
 def test_a_source_of_which_nothing_is_left_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"pairs\.jsonl"):
         read(tmp_path, [{"prompt": "q", "chosen": "2", "rejected": "2"}])
@@ -209,23 +173,6 @@ def samples(found: list[tuple[ScoredRollout, ScoredRollout]]) -> list[tuple[int,
     return [(w.rollout.sample, r.rollout.sample) for w, r in found]
 
 
-MIXED = group(
-    member(0, 1.0, 4, -0.1),
-    member(1, 1.0, 9, -0.8),
-    member(2, 0.0, 5, -0.2),
-    member(3, 0.0, 8, -0.9),
-    member(4, None, 4, -0.5),
-    member(5, 0.7, 4, -0.1),
-)
-
-
-def test_the_gap_says_what_is_worse():
-    drawn = {pair for seed in range(20) for pair in samples(pairs_of(MIXED, PairingConfig(), Random(seed)))}
-    assert drawn == {(w, r) for w in (0, 1) for r in (2, 3)}
-    drawn = {pair for seed in range(40) for pair in samples(pairs_of(MIXED, PairingConfig(min_gap=0.1), Random(seed)))}
-    assert drawn == {(w, r) for w in (0, 1) for r in (2, 3, 5)}
-
-
 def test_responses_of_equal_tokens_count_once():
     twice = group(member(0, 1.0, 3, -0.1), member(1, 0.0, 3, -0.1, same=7), member(2, 0.0, 3, -0.1, same=7))
     assert len(pairs_of(twice, PairingConfig(per_prompt=2), Random(0))) == 1
@@ -241,21 +188,16 @@ def test_reused_pairs_are_drawn_from_all_of_a_prompt():
     assert {pair for pairs in drawn for pair in pairs} == {(w, r) for w in range(4) for r in range(4, 8)}
 
 
-def test_groups_without_a_gap_make_no_pair():
-    for rewards in ([1.0, 1.0], [0.0, 0.0], [None, 1.0], [None, None], [0.6, 0.4]):
-        alike = group(*(member(i, r, 3, -0.1) for i, r in enumerate(rewards)))
-        assert pairs_of(alike, PairingConfig(), Random(0)) == []
-
-
 @given(
-    st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0, None]), st.integers(1, 9)), max_size=9),
+    st.lists(st.tuples(st.sampled_from([0.0, 0.5, 0.7, 1.0, None]), st.integers(1, 9)), max_size=9),
     st.integers(1, 4),
     st.integers(0, 3),
     st.booleans(),
+    st.sampled_from([0.1, 0.5]),
 )
-def test_pairs_hold_what_is_said_of_them(rows, most, seed, reuse):
+def test_pairs_hold_what_is_said_of_them(rows, most, seed, reuse, min_gap):
     whole = group(*(member(i, r, n, -0.1 * (i + 1)) for i, (r, n) in enumerate(rows)))
-    how = PairingConfig(per_prompt=most, reuse=reuse)
+    how = PairingConfig(per_prompt=most, reuse=reuse, min_gap=min_gap)
     found = pairs_of(whole, how, Random(seed))
     better, worse = (
         {i for i, (r, _) in enumerate(rows) if r is not None and good(r)}
@@ -266,8 +208,6 @@ def test_pairs_hold_what_is_said_of_them(rows, most, seed, reuse):
     used = [i for pair in samples(found) for i in pair]
     assert reuse or len(used) == len(set(used))
     for w, r in found:
-        assert w.reward is not None
-        assert r.reward is not None
         assert w.reward == max(whole.rewards)
         assert w.reward - r.reward >= how.min_gap
     assert samples(found) == samples(pairs_of(whole, how, Random(seed)))
@@ -303,27 +243,6 @@ def test_steps_and_labels_are_read(row, source, response, steps, tmp_path):
 
 def test_a_verifier_does_not_grade_what_has_labels(tmp_path):
     assert read_steps_of(tmp_path, {**LISTS, "answer": "4", "verifier": "exact"}).prompt.verifier == ""
-
-
-@pytest.mark.parametrize(
-    ("changes", "source", "words"),
-    [
-        ({"labels": [True]}, {}, "column 'labels' has 1 labels for the 2 steps of column 'completions'"),
-        ({"labels": [True, -1]}, {}, "column 'labels', step 2: the label must be true or false, .* got -1"),
-        ({"labels": [True, "good"]}, {}, "column 'labels', step 2: the label must be true or false, .* got 'good'"),
-        ({"labels": [True, 0.5]}, {}, "column 'labels', step 2: the label must be true or false, .* got 0.5"),
-        ({"labels": [None, None]}, {}, "column 'completions': none of 2 steps has a label"),
-        ({"labels": None}, {}, "column 'labels' must be a list with a label for each step, got None"),
-        ({"completions": ["a", " "]}, {}, "column 'completions', step 2: a step is a text, got ' '"),
-        ({"completions": ["a", 7]}, {}, "column 'completions', step 2: a step is a text, got 7"),
-        ({"completions": "a b"}, {}, "column 'completions' must be a list of steps, got 'a b'"),
-        ({"completions": 7}, {}, "column 'completions' must be a list of steps"),
-        ({"completions": [{"text": "a", "rating": 1}, "b"]}, {}, "column 'completions', step 1: a step is a text"),
-    ],
-)
-def test_what_is_at_fault_is_named(changes, source, words, tmp_path):
-    with pytest.raises(DataError, match=r"steps\.jsonl line 1: " + words):
-        read_steps_of(tmp_path, {**LISTS, **changes}, **source)
 
 
 def test_two_labelled_steps_in_one_piece_are_refused():

@@ -77,9 +77,6 @@ def test_a_whole_text_keeps_its_white_space_and_a_part_of_it_does_not(tmp_path):
     assert (prompt.question, prompt.reference, prompt.demonstration) == ("def f(x):\n    ", "7", " return 7")
     cut = {"question": {"column": "q", "after": "def"}}
     assert load(tmp_path, file="rows.jsonl", mapping=cut, verifier="exact")[0].question == "f(x):"
-    cut = {"question": "q", "answer": {"column": "n", "boxed": True}}
-    with pytest.raises(DataError, match=r"'n'.* int"):
-        load(tmp_path, file=jsonl(tmp_path, [{"q": "q", "n": 5}]), mapping=cut, verifier="exact")
 
 
 def test_escaped_surrogate_pairs_are_text(tmp_path):
@@ -88,62 +85,20 @@ def test_escaped_surrogate_pairs_are_text(tmp_path):
 
 
 def test_chat_questions(tmp_path):
-    def chat(*messages: tuple[str, object]) -> dict:
+    def chat(*messages):
         return {"question": [{"role": r, "content": c} for r, c in messages], "answer": "1"}
 
     parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
     good = [chat(("system", "S"), ("user", "U")), chat(("user", parts))]
     loaded = load(tmp_path, file=jsonl(tmp_path, good), verifier="exact")
     assert [(p.system, p.question) for p in loaded] == [("S", "U"), (None, "Hello")]
-    for bad, said in [
-        (chat(("user", "a"), ("assistant", "b")), r"got roles \['user', 'assistant'\]"),
-        (chat(("user", " ")), "the user message of the chat is empty"),
-        (chat(("user", [{"type": "image"}])), "message content must be text"),
-        ({"question": {"a": 1}, "answer": "1"}, "must be text or a list of"),
-    ]:
-        with pytest.raises(DataError, match=said):
-            load(tmp_path, file=jsonl(tmp_path, [bad]), verifier="exact")
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"", "rows.jsonl is empty: it has no rows"),
-        (b"\n \n", "rows.jsonl is empty"),
-        (
-            b'{"question": "q", "verifier": "exact"}',
-            "line 1: the row has no answer: there is no column 'answer'; columns there: 'question', 'verifier'",
-        ),
-        (
-            b'{"question": "q", "answer": " ", "verifier": "exact"}',
-            "line 1: the row has no answer: column 'answer' is empty",
-        ),
-        (
-            b'\n{"question": "q", "answer": null, "verifier": "exact"}',
-            "line 2: the row has no answer.*set on_bad_row: skip",
-        ),
-        (b'{"question": "q", "answer": [], "verifier": "exact"}', "the row has no answer"),
-        (b'{"problem": "q", "answer": 1}', "there is no column 'question'; columns there: 'problem', 'answer'"),
-        (b'{"question": "q", "answer": 1}', "no verifier is named"),
-        (
-            b'{"question": "q", "answer": 1, "verifier": "exakt"}',
-            "line 1: no verifier is called 'exakt'; did you mean exact",
-        ),
-        (b'{"question": "q"', "line 1: not JSON"),
-        (b"[" * 100_000, "line 1: not JSON"),
-        (b'{"question": "\\ud83d q", "answer": 1}', "line 1: holds half of a surrogate pair"),
-        (b"[1]", "line 1: must be a JSON object, got list"),
-    ],
-)
-def test_bad_files_are_named_by_place_column_and_remedy(tmp_path, content, said):
-    (tmp_path / "rows.jsonl").write_bytes(content)
-    with pytest.raises(DataError, match=said):
+@pytest.mark.parametrize("content", ["", "\n \n"])
+def test_a_file_without_rows_is_refused(tmp_path, content):
+    (tmp_path / "rows.jsonl").write_text(content)
+    with pytest.raises(DataError, match="is empty: it has no rows"):
         load(tmp_path, file="rows.jsonl")
-
-
-def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path):
-    (tmp_path / "rows.jsonl").write_bytes(b"\xef\xbb\xbf" + json.dumps(PLAIN[0]).encode())
-    assert [p.id for p in load(tmp_path, file="rows.jsonl")] == ["a"]
 
 
 def test_skipping_counts_and_says_the_first_of_each(tmp_path, logged):
@@ -178,7 +133,7 @@ def test_shuffle_and_limit(tmp_path):
     file = jsonl(tmp_path, rows)
     assert [p.id for p in load(tmp_path, file=file, limit=3)] == ["0", "1", "2"]
 
-    def ids(seed: int) -> list[str]:
+    def ids(seed):
         return [p.id for p in load_prompts([Source(file=file, limit=20, shuffle=True)], seed, tmp_path)]
 
     assert ids(1) == ids(1) != ids(2)
@@ -225,7 +180,7 @@ def test_text_comes_in_equal_shares(tmp_path):
 def test_lengths_are_checked_in_tokens_and_drops_are_counted(logged):
     prompts = [Prompt(str(i), "x" * i, "exact", "1") for i in range(1, 6)]
 
-    def render(prompt: Prompt) -> list[int]:
+    def render(prompt):
         return [0] * (2 * len(prompt.question))
 
     assert check_lengths(prompts, render, 10).prompts == prompts
@@ -270,17 +225,12 @@ def test_a_generator_makes_its_rows_once_for_all_that_read_them():
         [Source.model_validate({"generator": {"name": "sql", "params": params, "split": split}})]
         for split in ("train", "evaluation")
     )
-    reads = (
-        lambda seed: load_prompts(train, seed),
-        lambda seed: load_prompts(held_out, seed),
-        lambda seed: read_demonstrations((), train, seed).prompts,
-    )
-    made = {}
-    for seed in (3, 4):
-        forget_generated()
-        made[seed] = [read(seed) for read in reads]
-        assert (_split.cache_info().misses, _split.cache_info().hits) == (1, 2)
-        for prompts, read in zip(made[seed], reads, strict=True):
-            forget_generated()
-            assert read(seed) == prompts
-    assert made[3] != made[4]
+
+    def read(seed):
+        return load_prompts(train, seed), load_prompts(held_out, seed), read_demonstrations((), train, seed).prompts
+
+    forget_generated()
+    made = read(3)
+    assert (_split.cache_info().misses, _split.cache_info().hits) == (1, 2)
+    forget_generated()
+    assert read(3) == made != read(4)

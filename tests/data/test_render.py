@@ -104,7 +104,7 @@ def test_each_prompt_is_tokenised_once():
         eos_token_id, chat_template, init_kwargs = 1, None, {}
         calls = 0
 
-        def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+        def __call__(self, text, add_special_tokens=True):
             self.calls += 1
             return {"input_ids": [ord(c) for c in text]}
 

@@ -1,22 +1,17 @@
 """Rows by their mappings: columns, references of several of them, and verifiers that a row names."""
 
 import json
-from typing import Any
 
 import pytest
 import yaml
 
 from tests.data.rows import jsonl, load, parquet
 from tests.stages.tiny import TREE
-from verizero.pipeline.config.data import Source
 from verizero.pipeline.config.load import load_recipe
 from verizero.pipeline.config.yaml_reader import merge
-from verizero.pipeline.data.prompts import read_prompts
 from verizero.pipeline.errors import ConfigError, DataError
 from verizero.pipeline.scoring.score import bind_verifiers
 from verizero.pipeline.types import Attempt
-
-TESTS = {"tests": [{"input": "1", "output": "2"}]}
 
 
 def test_several_columns_are_one_reference(tmp_path):
@@ -25,17 +20,14 @@ def test_several_columns_are_one_reference(tmp_path):
         {"q": "1", "test": "t", "meta": json.dumps({"name": "f"}), "none": None},
         {"q": "2", "test": "u", "then": "x"},
     ]
-    names: Any = ["test", "none"]
-    keys: Any = {"columns": {"tests": "test", "fn": {"column": "meta", "parse": "json", "key": "name"}}}
+    names = ["test", "none"]
+    keys = {"columns": {"tests": "test", "fn": {"column": "meta", "parse": "json", "key": "name"}}}
     for answer, wanted in (
         (names, [{"test": "t"}, {"test": "u"}]),
         (keys, [{"tests": "t", "fn": "f"}, {"tests": "u"}]),
     ):
         mapping = {"question": "q", "answer": answer, "id": None, "default_verifier": "exact"}
         assert [p.reference for p in load(tmp_path, file=jsonl(tmp_path, rows), mapping=mapping)] == wanted
-    mapping = {"question": "q", "answer": ["a", "b"], "id": None, "default_verifier": "exact"}
-    with pytest.raises(DataError, match=r"line 1: the row has no answer: none of the columns a, b is there; columns"):
-        load(tmp_path, file=jsonl(tmp_path, rows), mapping=mapping)
 
 
 def test_texts_of_columns_are_joined_and_lists_of_context_are_lines(tmp_path):
@@ -70,36 +62,6 @@ def test_a_row_names_its_verifier_with_parameters(tmp_path):
     graders = bind_verifiers(prompts, {})
     said = [graders[p.verifier].score([Attempt(r"\boxed{1.4}", p.reference)])[0].score for p in prompts]
     assert said == [1.0, 0.0]
-    for verifier, error in (
-        ({"name": "numeric", "params": {"abs": 1}}, "no parameter 'abs'"),
-        ({"name": "numerik"}, "did you mean numeric"),
-        ({"params": {}}, "give exactly one of verifier.name"),
-    ):
-        with pytest.raises(DataError, match=rf"line 1: the row's verifier .*{error}"):
-            load(tmp_path, file=jsonl(tmp_path, [{**rows[0], "verifier": verifier}]))
-
-
-@pytest.mark.parametrize(
-    ("verifier", "reference", "error"),
-    [
-        (
-            "code",
-            {"test_list": ["assert f() == 1"]},
-            "the layout mbpp has tests of the verifier 'unit_tests', not 'code'",
-        ),
-        ('code{"grading": "fraction"}', {"inputs": ["1"]}, "no layout has its keys"),
-        ("unit_tests", TESTS, "the layout tests has tests of the verifier 'code'"),
-    ],
-)
-def test_a_reference_that_cannot_be_graded_is_refused_with_its_place(verifier, reference, error, tmp_path):
-    rows = [
-        {"id": 1, "question": "?", "answer": TESTS, "verifier": "code"},
-        {"id": 2, "question": "?", "answer": reference, "verifier": verifier},
-    ]
-    file = jsonl(tmp_path, rows)
-    with pytest.raises(DataError, match=rf"rows.jsonl line 2: reference: .*{error}.*on_bad_row: skip"):
-        load(tmp_path, file=file)
-    assert [p.id for p in load(tmp_path, file=file, on_bad_row="skip")] == ["1"]
 
 
 def test_gsm8k(tmp_path):
@@ -134,12 +96,10 @@ def test_math(tmp_path):
     loaded = load(tmp_path, file=parquet(tmp_path, rows), mapping="math")
     assert [p.reference for p in loaded] == [r"\frac{1}{2}", r"\{1, 2\}", "2", "3", "4, 5"]
     assert loaded[0].demonstration == rows[0]["solution"]
-    with pytest.raises(DataError, match=r"line 1: .*'solution'.*\\boxed"):
-        load(tmp_path, file=jsonl(tmp_path, [{"problem": "p", "solution": r"\boxed{1"}]), mapping="math")
 
 
 def test_dapo_math(tmp_path):
-    def row(index: str, answer: str) -> dict:
+    def row(index, answer):
         return {
             "data_source": "math_dapo",
             "prompt": [{"content": f"Solve {index}. Answer: $Answer", "role": "user"}],
@@ -157,25 +117,3 @@ def test_dapo_math(tmp_path):
         ]
         with pytest.raises(DataError, match=r"(line|row) 3: .*'x'.* (line|row) 1 .*on_duplicate_id"):
             load(tmp_path, file=file, mapping="dapo_math")
-
-
-@pytest.mark.parametrize(
-    ("tests", "said"),
-    [
-        ("", "column 'input_output' is empty"),
-        ('{"inputs": [], "outputs": []}', "it holds no test"),
-        ('{"inputs": ["1"], "outputs": []}', "two lists of equal length"),
-        ("[1]", r"tests\[0\]: expected an object, got 1"),
-        ("{", "reference: not JSON"),
-        ("none", "expected JSON of tests, got 'none'"),
-    ],
-)
-def test_a_program_without_good_tests_is_a_bad_row(tmp_path, tests, said):
-    good = {"question": "Sum.", "input_output": '{"inputs": ["1"], "outputs": ["1"]}'}
-    file = jsonl(tmp_path, [good, {"question": "Sum.", "input_output": tests}])
-    with pytest.raises(DataError, match=f"rows.jsonl line 2: .*{said}"):
-        load(tmp_path, file=file, mapping="taco")
-    prompts, (counts,) = read_prompts([Source(file=file, mapping="taco", on_bad_row="skip")], 0, tmp_path)
-    assert len(prompts) == 1
-    assert (counts.num_read, counts.num_loaded, counts.skipped) == (2, 1, {"bad rows": 1})
-    assert said.replace("\\", "") in str(counts)

@@ -18,49 +18,12 @@ from verizero.pipeline.run.demonstrations import rows_of
 from verizero.pipeline.run.serving import EMPTY_PROMPT
 from verizero.pipeline.types import Message, Prompt
 
-
-def _shape(user: str, assistant: str, ask: str, last: str = "") -> str:
-    """Return a template: how a user and the assistant are written, what asks for a turn, and what ends without it."""
-    turn = f"{{% if m.role == 'user' %}}{user}{{% else %}}{assistant}{{% endif %}}"
-    behind = f"{{% if add_generation_prompt %}}{ask}{{% else %}}{last}{{% endif %}}"
-    return f"{{% for m in messages %}}{turn}{{% endfor %}}{behind}"
-
-
+SPACED = (
+    "{% for m in messages %}{% if m.role == 'user' %}[user]{{ m.content }}{% else %}[bot]{{ m.content }} <eos>"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}[bot]{% endif %}"
+)
 SHAPES = {
-    "r1": (
-        _shape(
-            "<|User|>{{ m.content }}",
-            "<|Assistant|>{{ m.content.split('</think>')[-1] }}<|end_of_text|>",
-            "{{ '<|Assistant|><think>\\n' }}",
-        ),
-        "<|end_of_text|>",
-        "<|end_of_text|>",
-    ),
-    "gemma": (
-        _shape(
-            "{{ '<start_of_turn>user\\n' + m.content + '<end_of_turn>\\n' }}",
-            "{{ '<start_of_turn>model\\n' + m.content | trim + '<end_of_turn>\\n' }}",
-            "{{ '<start_of_turn>model\\n' }}",
-        ),
-        "<eos>",
-        "<end_of_turn>",
-    ),
-    "llama": (
-        _shape("[user]{{ m.content }}<|eot_id|>", "[bot]{{ m.content | trim }}<|eot_id|>", "[bot]"),
-        "<|end_of_text|>",
-        "<|eot_id|>",
-    ),
-    "phi": (
-        _shape(
-            "{{ '<|user|>\\n' + m.content + '<|end|>\\n' }}",
-            "{{ '<|assistant|>\\n' + m.content + '<|end|>\\n' }}",
-            "{{ '<|assistant|>\\n' }}",
-            "{{ eos_token }}",
-        ),
-        "<|endoftext|>",
-        "<|end|>",
-    ),
-    "space_before_end": (_shape("[user]{{ m.content }}", "[bot]{{ m.content }} <eos>", "[bot]"), "<eos>", "<eos>"),
+    "space_before_end": (SPACED, "<eos>", "<eos>"),
     "opens": (TEMPLATES["opens_thinking"], "<|im_end|>", "<|im_end|>"),
     "closes": (TEMPLATES["asks_otherwise"], "<pad>", "<|im_end|>"),
     "two_ends": (TEMPLATES["plain"], "<pad>", "<|im_end|>"),
@@ -86,7 +49,6 @@ def _words(talk: ChatTurns, ids: Sequence[int]) -> str:
 
 def talk_of(source: str, eos: str) -> ChatTurns:
     talk = turns_of(Renderer(tokenizer_of(source, eos), Template(name="chat")))
-    assert isinstance(talk, ChatTurns)
     return talk
 
 

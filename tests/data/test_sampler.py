@@ -12,7 +12,7 @@ from verizero.pipeline.data.sampler import PromptLedger, PromptSampler
 from verizero.pipeline.errors import CheckpointError, DataError
 from verizero.pipeline.run.opening import restored_sampler
 from verizero.pipeline.run.state import RunState
-from verizero.pipeline.types import Group, Prompt, Rollout, ScoredRollout, Status, Verdict
+from verizero.pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
 
 
 def _prompts(n: int, domain: str = "d") -> list[Prompt]:
@@ -67,7 +67,7 @@ def test_a_resumed_sampler_gives_what_an_unbroken_one_does(before, after, weight
 def test_weights_are_met_to_within_a_draw_at_every_moment_and_domains_have_epochs_of_their_own():
     weights = {"a": 3.0, "b": 1.0, "c": 0.0}
     sampler = PromptSampler([p for d in "abc" for p in _prompts(6, d)], 0, weights=weights)
-    drawn: list[str] = []
+    drawn = []
     for _ in range(80):
         drawn += [p.id for p in sampler.next(1)]
         seen = Counter(i[0] for i in drawn)
@@ -109,7 +109,7 @@ def test_nothing_to_sample_and_bad_shares_are_errors():
 
 
 def test_a_prompt_is_attempted_once_a_response_of_it_is_graded():
-    def group(name: str, *statuses: Status) -> Group:
+    def group(name, *statuses):
         rollout = Rollout(name, 0, (), (), (), "", "stop", 0)
         members = tuple(ScoredRollout(rollout, Verdict(status), 0.0) for status in statuses)
         return Group(Prompt(name, "", "math", ""), members)

@@ -1,6 +1,5 @@
 """The character tokenizer gives every text back, also after a folder was saved next to a model and loaded again."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ LOADED: dict[str, Any] = {}
 @pytest.fixture(scope="module", params=[None, Qwen2Config, Qwen3Config, LlamaConfig])
 def reloaded(request, tmp_path_factory):
     """The tokenizer from a folder that also holds the config of such a model."""
-    folder: Path = tmp_path_factory.mktemp("model")
+    folder = tmp_path_factory.mktemp("model")
     character_tokenizer(WIDE).save_pretrained(folder)
     if request.param is not None:
         request.param().save_pretrained(folder)

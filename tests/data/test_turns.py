@@ -27,7 +27,6 @@ TEXT = st.text(CHARACTERS, max_size=9)
 def plain(characters: str = CHARACTERS, **template: Any) -> PlainTurns:
     tokenizer = TOKENIZER if characters == CHARACTERS else character_tokenizer(characters)
     talk = turns_of(Renderer(tokenizer, Template(**template)))
-    assert isinstance(talk, PlainTurns)
     return talk
 
 
@@ -77,7 +76,7 @@ def test_a_conversation_so_far_is_written_as_if_it_had_been_played():
     assert told == played + piece.ids
     for roles in (["assistant", "user"], ["user", "assistant"]):
         with pytest.raises(DataError, match="'s'.*got " + ", ".join(roles)):
-            talk.begin(SUM, [Message(r, "1") for r in roles], ())  # type: ignore[arg-type]
+            talk.begin(SUM, [Message(r, "1") for r in roles], ())
 
 
 @pytest.mark.parametrize(("characters", "shown"), [(CHARACTERS, "\n8?5\n"), ("0123456789\n", "\n85\n")])
@@ -96,7 +95,7 @@ def test_calls_in_open_thinking_or_in_a_cut_turn_are_text():
         ("<think></think><add 1 2>", "length", 0),
         ("<add 1 2><think>", "stop", 0),
     ]:
-        read = talk.read(talk.renderer.text_ids(text), finish, 3, TOOLS)  # type: ignore[arg-type]
+        read = talk.read(talk.renderer.text_ids(text), finish, 3, TOOLS)
         assert (len(read.message.calls), read.unread) == (calls, None), text
         if not calls:
             assert read.message.content == text
@@ -109,7 +108,6 @@ def test_calls_in_open_thinking_or_in_a_cut_turn_are_text():
 def test_a_call_that_cannot_be_read_keeps_the_words():
     read = plain().read(plain().renderer.text_ids("<add 1 2><add 1"), "stop", 0, TOOLS)
     assert (read.message.content, read.message.calls) == ("<add 1 2><add 1", ())
-    assert read.unread is not None
     assert "no '>'" in read.unread
 
 

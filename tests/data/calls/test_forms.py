@@ -1,4 +1,4 @@
-"""The forms of calls that published models write."""
+"""The forms of calls: reading and writing are each other's inverse, and mistakes are named for the policy."""
 
 from typing import Any
 
@@ -7,24 +7,34 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verizero.pipeline import registry
-from verizero.pipeline.data.calls import hermes, xml
+from verizero.pipeline.data.calls import hermes, tags, xml
 from verizero.pipeline.environments.base import ToolSchema
 from verizero.pipeline.errors import DataError
 
-TYPES = {"a": "integer", "b": "number", "q": "string", "flags": "array", "on": "boolean", "o": "object"}
-TOOL = ToolSchema("use", "", {"type": "object", "properties": {key: {"type": t} for key, t in TYPES.items()}})
-TAG, ON = {"x": "</tool_call>"}, {"on": True}
+
+def schema(name: str, **types: str) -> ToolSchema:
+    return ToolSchema(name, "", {"type": "object", "properties": {key: {"type": t} for key, t in types.items()}})
+
+
+USE = schema("use", a="integer", b="number", q="string", flags="array", on="boolean", o="object")
+TOOLS = (
+    schema("add", a="integer", b="integer"),
+    schema("sql", query="string"),
+    schema("write", path="string", text="string"),
+    USE,
+)
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="<"), max_size=9)
 VALUES: dict[str, st.SearchStrategy[Any]] = {
-    "a": st.integers(-99, 99),
-    "b": st.floats(allow_nan=False, allow_infinity=False),
-    "q": TEXT | st.sampled_from(["7", "null", '{"name": 1}', "a\n\nb", "<b>"]),
+    "a": st.integers(-1000, 1000),
+    "b": st.integers(-9, 9) | st.floats(allow_nan=False, allow_infinity=False),
+    "q": TEXT | st.sampled_from(["7", "null", '{"name": 1}', "a\n\nb", "<b>", '"', "<add 1>", "[1]", " "]),
     "flags": st.lists(st.integers() | TEXT, max_size=3),
     "on": st.booleans(),
-    "o": st.dictionaries(TEXT, TEXT, max_size=2),
+    "o": st.dictionaries(TEXT, st.none() | TEXT, max_size=2),
 }
-ARGUMENTS = st.fixed_dictionaries({}, optional=VALUES)
-CALLS = st.lists(st.tuples(st.sampled_from(["use", "other tool"]), ARGUMENTS), max_size=3)
+SOME = st.fixed_dictionaries({}, optional=VALUES)
+FIRST = st.integers(0, len(VALUES)).flatmap(lambda n: st.fixed_dictionaries(dict(list(VALUES.items())[:n])))
+"""Tags have no names: their arguments are the first properties."""
 
 
 def test_every_form_has_both_directions():
@@ -36,35 +46,60 @@ def test_every_form_has_both_directions():
 
 
 @pytest.mark.run
-@settings(max_examples=100)
-@given(TEXT, CALLS)
-def test_hermes_reads_what_it_writes(content, calls):
-    result = hermes.read(hermes.write(content, calls))
-    assert (result.content, list(result.calls), result.unread) == (content, calls, None)
-
-
-@settings(max_examples=100)
-@given(TEXT, st.lists(st.tuples(st.just("use"), ARGUMENTS), max_size=3))
-def test_xml_reads_what_it_writes(content, calls):
-    result = xml.read(xml.write(content, calls, [TOOL]), [TOOL])
+@pytest.mark.parametrize(
+    ("form", "names", "arguments"),
+    [(hermes, ["use", "other tool"], SOME), (xml, ["use"], SOME), (tags, ["use"], FIRST)],
+)
+@settings(max_examples=80)
+@given(data=st.data())
+def test_reading_undoes_writing(form, names, arguments, data):
+    content = data.draw(TEXT)
+    calls = data.draw(st.lists(st.tuples(st.sampled_from(names), arguments), max_size=3))
+    result = form.read(form.write(content, calls, [USE]), [USE])
     assert (result.content, list(result.calls), result.unread) == (content, calls, None)
     assert [list(map(type, a.values())) for _, a in result.calls] == [list(map(type, a.values())) for _, a in calls]
+
+
+F, ON = (
+    "<tool_call><function=f>",
+    "<tool_call><function=use>\n<parameter=on>\nTrue\n</parameter></function></tool_call>",
+)
 
 
 @pytest.mark.parametrize(
     ("form", "text", "content", "calls"),
     [
-        (hermes, 'So\n<tool_call>\n{"name": "f", "arguments": {"x": "</tool_call>"}}\n</tool_call>', "So", TAG),
-        (hermes, '<tool_call>{"name": "f"}</tool_call> done ', "done", {}),
-        (xml, "<tool_call><function=f></function></tool_call>", "", {}),
-        (xml, "a\n\n<tool_call><function=use>\n<parameter=on>\nTrue\n</parameter></function></tool_call>", "a\n", ON),
-        (xml, "<tool_call><function=use><parameter=a>x</parameter></function></tool_call>", "", {"a": "x"}),
+        (
+            hermes,
+            'So\n<tool_call>\n{"name": "f", "arguments": {"x": "</tool_call>"}}\n</tool_call>',
+            "So",
+            [("f", {"x": "</tool_call>"})],
+        ),
+        (hermes, '<tool_call>{"name": "f"}</tool_call> done ', "done", [("f", {})]),
+        (xml, f"{F}</function></tool_call>", "", [("f", {})]),
+        (xml, f"a\n\n{ON}", "a\n", [("use", {"on": True})]),
+        (
+            xml,
+            "<tool_call><function=use><parameter=a>x</parameter></function></tool_call>",
+            "",
+            [("use", {"a": "x"})],
+        ),
+        (tags, "<add 27 58>", "", [("add", {"a": 27, "b": 58})]),
+        (tags, "so <add 1 2> <add 3 4>", "so  ", [("add", {"a": 1, "b": 2}), ("add", {"a": 3, "b": 4})]),
+        (tags, "<sql select a from t where b<3>", "", [("sql", {"query": "select a from t where b<3"})]),
+        (tags, '<sql "a > b">', "", [("sql", {"query": "a > b"})]),
+        (tags, "<write a.txt two words >", "", [("write", {"path": "a.txt", "text": "two words"})]),
+        (tags, "<add 1 x>", "", [("add", {"a": 1, "b": "x"})]),
+        (tags, "<add 1.5 true>", "", [("add", {"a": "1.5", "b": "true"})]),
+        (tags, "<add 1e999 NaN>", "", [("add", {"a": "1e999", "b": "NaN"})]),
+        (tags, "<add>", "", [("add", {})]),
+        (tags, "a <b and c> d <answer>4</answer>", "a <b and c> d <answer>4</answer>", []),
+        (tags, "<adder 1>.", "<adder 1>.", []),
     ],
-)  # fmt: skip
+)
 def test_what_is_read(form, text, content, calls):
-    result = form.read(text, [TOOL])
-    assert (result.content, [a for _, a in result.calls]) == (content, [] if calls is None else [calls])
-    assert result.unread is None
+    result = form.read(text, TOOLS)
+    assert (result.content, list(result.calls), result.unread) == (content, calls, None)
 
 
 @pytest.mark.parametrize(
@@ -81,24 +116,46 @@ def test_what_is_read(form, text, content, calls):
         (hermes, '<tool_call>{"name": "f", "arguments": {"x": ' + "9" * 5000 + "}}</tool_call>", "4300"),
         (hermes, "<tool_call>" + "[" * 100_000, "nested too deeply"),
         (xml, "<tool_call>\nadd\n</tool_call>", "<function=NAME> must follow"),
-        (xml, "<tool_call><function=f><parameter=a>1</function></tool_call>", "<parameter=a> has no </parameter>"),
-        (xml, "<tool_call><function=f>2</function></tool_call>", "there is '2</function>"),
-        (xml, "<tool_call><function=f></function>", "and there is '</function>'"),
+        (xml, f"{F}<parameter=a>1</function></tool_call>", "<parameter=a> has no </parameter>"),
+        (xml, f"{F}2</function></tool_call>", "there is '2</function>"),
+        (xml, f"{F}</function>", "and there is '</function>'"),
+        (tags, "<add 1 2", "no '>'"),
+        (tags, "<add 1 2 3>", "add takes 2 arguments (a, b)"),
+        (tags, '<sql "a>', "at '\"a>'"),
+        (tags, '<write "a"b c>', 'space is missing after "a"'),
+        (tags, "<add " + "[" * 100_000 + ">", "nested too deeply"),
+        (tags, "<sqk a b>", "no tool sqk; did you mean sql"),
+        (tags, "<mul 1 2> ", "no tool mul; tools: add, sql, write, use"),
     ],
 )
 def test_what_cannot_be_read_is_answered_with_the_reason(form, text, reason):
-    result = form.read(text, [TOOL])
+    result = form.read(text, TOOLS)
     assert (result.content, tuple(result.calls)) == (text, ())
     assert reason in result.unread
 
 
 @pytest.mark.parametrize(
-    ("form", "content", "calls"),
+    ("form", "content", "calls", "words"),
     [
-        (hermes, "<tool_call>", []),
-        (xml, "", [("f", {"x": "</parameter>"})]),
+        (hermes, "<tool_call>", [], ""),
+        (xml, "", [("f", {"x": "</parameter>"})], ""),
+        (tags, "", [("add", {"b": 1})], "order of its properties, a, b"),
+        (tags, "", [("a b", {})], "'a b'"),
     ],
 )
-def test_what_a_form_cannot_write_is_refused(form, content, calls):
-    with pytest.raises(DataError):
-        form.write(content, calls)
+def test_what_a_form_cannot_write_is_refused(form, content, calls, words):
+    with pytest.raises(DataError, match=words):
+        form.write(content, calls, TOOLS)
+
+
+def test_tags_without_schemas():
+    read = tags.read("<add 1 2>")
+    assert (read.content, tuple(read.calls)) == ("<add 1 2>", ())
+    calls = [
+        ("add", {"a": 1, "b": -2}),
+        ("sql", {"query": "select 1 from t"}),
+        ("write", {"path": "a b", "text": "c d"}),
+    ]
+    text = tags.write("x", calls)
+    assert text == 'x<add 1 -2><sql select 1 from t><write "a b" "c d">'
+    assert list(tags.read(text, TOOLS).calls) == calls

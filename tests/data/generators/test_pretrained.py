@@ -2,7 +2,6 @@
 
 import json
 import re
-from typing import Any
 
 import pytest
 
@@ -35,7 +34,7 @@ def is_right(row: Row, text: str) -> bool:
 def test_only_the_sentences_own_values_under_the_named_keys_are_right(kind, depth):
     split = generate("extraction", {"num_train": 30, "num_evaluation": 0, "kinds": [kind], "depths": [depth]}, 0)
     for row in split.train:
-        value: dict[str, Any] = row["answer"]["equals"]
+        value = row["answer"]["equals"]
         sentence, _, wish = row["question"].partition(" Write this as JSON ")
         leaves = [x for item in value.values() for x in (item.values() if isinstance(item, dict) else [item])]
         keys = [*value, *(key for item in value.values() if isinstance(item, dict) for key in item)]

@@ -62,7 +62,7 @@ def test_no_question_is_trained_on_and_held_out_even_over_parts():
 def test_a_level_makes_tasks_harder_and_the_config_wins():
     parts = [{"level": 0}, {"level": 3}, {"level": 3, "config": {"min_terms": 2, "max_terms": 2}}]
     made = [*({"name": "chain_sum", **part} for part in parts), {"name": "bf", "level": 0}]
-    lengths: dict[str, list[int]] = {"0-chain_sum": [], "1-chain_sum": [], "2-chain_sum": [], "3-bf": []}
+    lengths = {"0-chain_sum": [], "1-chain_sum": [], "2-chain_sum": [], "3-bf": []}
     for row in generate("reasoning_gym", {"datasets": made, "num_train": 160, "num_evaluation": 0}, 1).train:
         lengths[row["id"].split("/")[1]].append(len(row["question"].split("=")[0].split()))
     assert [len(numbers) for numbers in lengths.values()] == [40] * 4
