@@ -124,16 +124,16 @@ def gateway():
 class Client:
     """A plain client of one exchange, over one connection."""
 
-    def __init__(self, exchange: Exchange, key: str | None = None) -> None:
+    def __init__(self, exchange, key=None):
         host = exchange.url.split("/")[2]
         self.connection = http.client.HTTPConnection(host, timeout=PATIENCE_S)
         self.path, self.key = f"/e/{exchange.number}/v1/", exchange.key if key is None else key
 
-    def send(self, path: str, body: Any, **headers: str) -> None:
+    def send(self, path, body, **headers):
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.connection.request("POST", self.path + path, data, {"Authorization": f"Bearer {self.key}"} | headers)
 
-    def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any]:
+    def post(self, path, body, **headers):
         self.send(path, body, **headers)
         answer = self.connection.getresponse()
         text = answer.read()
@@ -144,7 +144,7 @@ class Client:
 def answered(exchange: Exchange, *answers: Answer, wait_s: float = 0.0) -> threading.Thread:
     """Give these answers to the requests that come, in a thread."""
 
-    def give() -> None:
+    def give():
         for answer in answers:
             pending = exchange.requests.get(timeout=PATIENCE_S)
             threading.Event().wait(wait_s)
@@ -157,21 +157,20 @@ def answered(exchange: Exchange, *answers: Answer, wait_s: float = 0.0) -> threa
 
 def test_keys_open_their_own_episode_only(gateway):
     one, two = gateway.open(), gateway.open()
-    body = BODY
     for key in ("", "x" * 32, two.key, "é"):
-        status, answer = Client(one, key).post("chat/completions", body) if key.isascii() else (401, {"error": {}})
+        status, answer = Client(one, key).post("chat/completions", BODY) if key.isascii() else (401, {"error": {}})
         assert (status, list(answer)) == (401, ["error"])
     assert one.requests.empty()
     gateway.forget(one)
-    assert Client(one).post("chat/completions", body)[0] == 401
+    assert Client(one).post("chat/completions", BODY)[0] == 401
     gateway.forget(two)
 
 
 def test_other_clients_are_answered_while_a_request_is_read(gateway, monkeypatch):
-    exchange, body = gateway.open(), BODY
+    exchange = gateway.open()
     begins, is_answered = threading.Event(), threading.Event()
 
-    def read_slowly(content: Any) -> TurnRequest:
+    def read_slowly(content):
         begins.set()
         assert is_answered.wait(30), "the other client waits for this one"
         return read(content)
@@ -179,7 +178,7 @@ def test_other_clients_are_answered_while_a_request_is_read(gateway, monkeypatch
     read = chat.read
     monkeypatch.setattr(chat, "read", read_slowly)
     giving = answered(exchange, ANSWERS[1])
-    slow = threading.Thread(target=Client(exchange).post, args=("chat/completions", body))
+    slow = threading.Thread(target=Client(exchange).post, args=("chat/completions", BODY))
     slow.start()
     assert begins.wait(30)
     assert Client(exchange).post("nowhere", {})[0] == 404
@@ -190,11 +189,11 @@ def test_other_clients_are_answered_while_a_request_is_read(gateway, monkeypatch
 
 
 def test_a_retry_gets_the_first_answer_and_an_equal_request_a_new_one(gateway):
-    exchange, body = gateway.open(), BODY
+    exchange = gateway.open()
     giving = answered(exchange, ANSWERS[1], ANSWERS[0])
-    first = Client(exchange).post("chat/completions", body)
-    again = Client(exchange).post("chat/completions", body, **{"x-stainless-retry-count": "1"})
-    other = Client(exchange).post("chat/completions", body)
+    first = Client(exchange).post("chat/completions", BODY)
+    again = Client(exchange).post("chat/completions", BODY, **{"x-stainless-retry-count": "1"})
+    other = Client(exchange).post("chat/completions", BODY)
     giving.join()
     assert first == again != other
     assert exchange.counts["gateway/requests"] == 2
@@ -216,15 +215,14 @@ def test_a_stream_is_kept_open_while_it_waits(gateway, monkeypatch):
 
 def test_the_end_refuses_what_waits_and_what_comes(gateway):
     exchange, seen = gateway.open(), []
-    body = BODY
-    waiting = threading.Thread(target=lambda: seen.append(Client(exchange).post("chat/completions", body)))
+    waiting = threading.Thread(target=lambda: seen.append(Client(exchange).post("chat/completions", BODY)))
     waiting.start()
     exchange.requests.get(timeout=PATIENCE_S)
     exchange.seal("a limit was reached")
     waiting.join()
     assert seen[0][0] == 400
     assert "a limit was reached" in seen[0][1]["error"]["message"]
-    assert Client(exchange).post("chat/completions", body)[0] == 409
+    assert Client(exchange).post("chat/completions", BODY)[0] == 409
     gateway.forget(exchange)
 
 
@@ -233,7 +231,7 @@ def test_a_stop_text_cuts_the_message_and_not_the_row(gateway):
     exchange, whole = gateway.open(), Message("assistant", "look\nObservation: made up")
     giving = answered(exchange, Answer("1", whole, 3, 9, False))
     client, body = Client(exchange), BODY | {"stop": ["\nObservation:"]}
-    _, answer = client.post("chat/completions", body)
+    _, answer = client.post("chat/completions", BODY)
     giving.join()
     message = answer["choices"][0]["message"]
     assert message["content"] == "look"

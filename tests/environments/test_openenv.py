@@ -1,22 +1,31 @@
-"""The client of OpenEnv's protocol against a server that follows a script: actions, rewards, errors, broken answers."""
+"""The client of OpenEnv's protocol against a server that follows a script: actions, rewards, errors.
+
+And against one of the package OpenEnv itself: equal transcripts, known scores, a server that is killed.
+"""
 
 import json
+import subprocess
 import threading
 import time
-from collections.abc import Callable
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 import pytest
 from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed
-from websockets.http11 import Request, Response
-from websockets.sync.server import Server, ServerConnection, serve
+from websockets.http11 import Response
+from websockets.sync.server import Server, serve
 
+from tests.environments.packages import venv_with
 from tests.environments.talk import said
+from tests.processes import until
 from verizero.pipeline.environments.base import load
-from verizero.pipeline.environments.openenv import OpenEnv
 from verizero.pipeline.errors import EnvironmentFailed
+from verizero.pipeline.host.network import free_port
 from verizero.pipeline.types import Call, Message, Prompt
 
 ONE_FIELD = {"properties": {"metadata": {"type": "object"}, "move": {"type": "string"}}, "required": ["move"]}
@@ -24,13 +33,12 @@ TWO_FIELDS = {
     "description": "Move.",
     "properties": {"metadata": {}, "x": {"type": "integer"}, "y": {"type": "integer"}},
 }
-Answer = Callable[[dict[str, Any]], Any]
 
 
 class Scripted:
     """A server whose answers a function makes of the requests. Keeps the requests."""
 
-    def __init__(self, schema: dict[str, Any], answer: Answer) -> None:
+    def __init__(self, schema, answer):
         self.requests: list[dict[str, Any]] = []
         self.num_open, self._schema, self._answer = 0, schema, answer
         self._server: Server = serve(self._session, "127.0.0.1", 0, process_request=self._http)
@@ -38,18 +46,18 @@ class Scripted:
         self._thread = threading.Thread(target=self._server.serve_forever)
         self._thread.start()
 
-    def close(self) -> None:
+    def close(self):
         self._server.shutdown()
         self._thread.join()
 
-    def _http(self, connection: ServerConnection, request: Request) -> Response | None:
+    def _http(self, connection, request):
         if request.path == "/ws":
             return None
         body = json.dumps({"action": self._schema}).encode()
         headers = Headers({"Content-Length": str(len(body)), "Connection": "close"})
         return Response(HTTPStatus.OK, "OK", headers, body)
 
-    def _session(self, connection: ServerConnection) -> None:
+    def _session(self, connection):
         self.num_open += 1
         try:
             for text in connection:
@@ -78,14 +86,13 @@ def failed(code: str, **more: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def opened():
-    servers: list[Scripted] = []
+    servers = []
 
-    def open_one(answer: Answer, schema: dict[str, Any] = ONE_FIELD, **params: Any) -> tuple[OpenEnv, Scripted]:
+    def open_one(answer, schema=ONE_FIELD, **params):
         servers.append(Scripted(schema, answer))
         bound = load("openenv").bind({"url": servers[-1].url, "step_s": 5, **params})
         prompt = Prompt("p", "q?", "environment", None, system="be kind")
         environment = bound.make(prompt, 2**40 + 7, 2)
-        assert isinstance(environment, OpenEnv)
         return environment, servers[-1]
 
     yield open_one
@@ -183,3 +190,66 @@ def test_a_broken_answer_is_a_failure(opened, answer, words):
     with pytest.raises(EnvironmentFailed, match=words):
         environment.step(said("a"))
     environment.close()
+
+
+def test_a_server_that_is_not_there_is_a_failure():
+    with pytest.raises(EnvironmentFailed, match="has no schema"):
+        load("openenv").bind({"url": f"http://127.0.0.1:{free_port()}"}).make(PROMPT, 1, 2).start()
+
+
+SERVER = Path(__file__).with_name("openenv_server.py")
+"""Of the package OpenEnv itself, with a game."""
+SESSIONS = 4
+PROMPT = Prompt("p", "", "environment", None)
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory):
+    return venv_with(tmp_path_factory.mktemp("venv") / "openenv", "openenv-core==0.3.0") / "bin" / "python"
+
+
+@pytest.fixture(scope="module")
+def server(python):
+    port = free_port()
+    process = subprocess.Popen([python, "-P", SERVER, str(port), str(SESSIONS)], stderr=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}"
+
+    def is_up() -> bool:
+        assert process.poll() is None
+        try:
+            return bool(urllib.request.urlopen(f"{url}/health", timeout=5).status == 200)
+        except OSError:
+            return False
+
+    until(is_up, "the server")
+    yield url
+    process.kill()
+    process.wait()
+
+
+def halving(url: str, seed: int, **params: Any) -> list[Any]:
+    """Play the game by halving the interval: never wrong within five tries but for one number of 32."""
+    environment = load("openenv").bind({"url": url, **params}).make(PROMPT, seed, 2)
+    shown: list[Any] = [environment.start()]
+    low, high = 1, 32
+    while True:
+        guess = (low + high) // 2
+        reply = environment.step(said(str(guess)))
+        shown.append(reply)
+        if reply.done:
+            environment.close()
+            return shown
+        low, high = (guess + 1, high) if reply.messages[0].content == "higher" else (low, guess - 1)
+
+
+@pytest.mark.run
+@pytest.mark.nightly
+def test_equal_seeds_give_equal_transcripts_and_a_scripted_player_its_score(server):
+    games = [halving(server, seed) for seed in range(12)]
+    assert [halving(server, seed) for seed in range(12)] == games
+    assert len({repr(g) for g in games}) > 5
+    with ThreadPoolExecutor(SESSIONS) as threads:
+        assert list(threads.map(lambda seed: halving(server, seed), range(12))) == games
+    # 32 is the one number of 32 that this player needs six tries for.
+    assert {g[-1].outcome.score for g in games} <= {0.0, 1.0}
+    assert sum(g[-1].outcome.score for g in games) >= 11

@@ -1,7 +1,5 @@
 """Programs of the policy in the sandbox: on tests, as tools, in a session, and on services."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -80,9 +78,9 @@ def test_a_malformed_row_is_refused(reference):
 
 def test_a_broken_sandbox_is_no_wrong_answer(monkeypatch):
     class Broken(sandbox.Pool):
-        isolation = SimpleNamespace(level=2)  # type: ignore[assignment]
+        isolation = SimpleNamespace(level=2)
 
-        def use(self, act):  # type: ignore[no-untyped-def]
+        def use(self, act):
             if self._closed:
                 raise IsolationError("closed")
             raise WorkerDied("killed")
@@ -130,10 +128,10 @@ def text(reply: Reply) -> str:
 def test_calls_of_an_episode_share_a_session_and_episodes_do_not(episodes):
     one, two = episodes
     for episode in (one, two):
-        episode.start()  # type: ignore[attr-defined]
+        episode.start()
 
-    def said(episode: object, message: Message) -> str:
-        return text(episode.step(message))  # type: ignore[attr-defined]
+    def said(episode, message):
+        return text(episode.step(message))
 
     assert said(one, call("python", code="x = 40\nopen('note', 'w').write('hi')")) == "no output"
     assert said(one, call("python", code="print(x + 2)")) == "42"
@@ -163,40 +161,20 @@ def back_to_default():
     configure(SandboxSettings())
 
 
-@contextmanager
-def served() -> Iterator[SandboxService]:
+def test_where_programs_run_on_services(monkeypatch):
+    """Tools and repair do; a session is not opened; a service that refuses is no mistake of the policy."""
+    monkeypatch.setattr("verizero.sandbox.api.run_many", lambda *_, **__: pytest.fail("nothing runs on this machine"))
     with sandbox.Pool(workers=1) as pool, SandboxService(pool) as server:
-        yield server
-
-
-def at(server: SandboxService, token: str | None = None) -> SandboxSettings:
-    return SandboxSettings(urls=(server.address,), token=token or server.token)
-
-
-def test_tools_and_repair_run_their_programs_on_the_service(monkeypatch):
-    with served() as server:
-        monkeypatch.setattr(
-            "verizero.sandbox.api.run_many", lambda *_, **__: pytest.fail("nothing runs on this machine")
-        )
-        configure(at(server))
+        configure(SandboxSettings(urls=(server.address,), token=server.token))
         run = python.tools(python.Params(), EMPTY).tools["python"]
         assert run.answer({"code": "print(6*7)"}) == "42"
         last = played(made("repair", SHORT), ["def f(x): return 3*x+8", "def f(x): return 3*x+7"])[-1]
         assert (last.outcome.score, server.num_programs) == (1.0, 3)
-
-
-def test_no_session_is_opened_where_programs_run_on_services():
-    with served() as server:
-        configure(at(server))
         with pytest.raises(EnvironmentFailed, match="the tool `session` keeps a state"):
             session.tools(session.Params(), EMPTY).tools["python"].answer({"code": "1"})
-
-
-def test_a_service_that_refuses_is_no_mistake_of_the_policy():
-    with served() as server:
-        configure(at(server, "guess"))
+        configure(SandboxSettings(urls=(server.address,), token="guess"))
         with pytest.raises(EnvironmentFailed, match="401"):
-            python.tools(python.Params(), EMPTY).tools["python"].answer({"code": "1"})
+            run.answer({"code": "1"})
 
 
 def test_settings_cross_to_another_process_whole():
@@ -220,4 +198,4 @@ def test_settings_cross_to_another_process_whole():
 def test_languages_of_environments_are_known_before_training(choice, languages):
     chosen = {"mine": EnvironmentChoice(**choice)}
     rows = [SimpleNamespace(environment=key) for key in ("mine", None)]
-    assert languages_of(rows, chosen, None) == languages  # type: ignore[arg-type]
+    assert languages_of(rows, chosen, None) == languages
