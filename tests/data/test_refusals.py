@@ -93,7 +93,7 @@ BAD: dict[str, list[tuple[Any, str]]] = {
         ("[1]", "must be a JSON object, got list"),
         ({"question": "q", "verifier": "exact"}, "there is no column 'answer'; columns there: 'question', 'verifier'"),
         ({"question": "q", "answer": " ", "verifier": "exact"}, "the row has no answer: column 'answer' is empty"),
-        ({"question": "q", "answer": None, "verifier": "exact"}, "the row has no answer.*set on_bad_row: skip"),
+        ({"question": "q", "answer": None, "verifier": "exact"}, "the row has no answer.*on_bad_row: skip"),
         ({"question": "q", "answer": [], "verifier": "exact"}, "the row has no answer"),
         ({"problem": "q", "answer": 1}, "there is no column 'question'; columns there: 'problem', 'answer'"),
         ({"question": "q", "answer": 1}, "no verifier is named"),

@@ -67,12 +67,13 @@ def test_a_seed_gives_its_rows_and_no_task_is_both_trained_on_and_held_out(name)
     for part, field in ((split.train, "num_train"), (split.evaluation, "num_evaluation")):
         assert len(part) == SMALL[name].get(field, len(part)) > 0
     key = KEYS.get(name, lambda row: (row["question"], json.dumps(row["answer"])))
-    for train, evaluation, demonstrations in (split, other):
-        asked, held_out, shown = ({key(r) for r in part} for part in (train, evaluation, demonstrations))
+    for made in (split, other):
+        asked, held_out, shown = ({key(r) for r in part} for part in (made.train, made.evaluation, made.demonstrations))
         assert name == "guess" or not asked & held_out, "whose only tasks are for both"
         assert name not in KEYS or shown <= asked
         if name in ("arithmetic", "induction"):
-            assert (len(asked), len(held_out)) == (len(train), len(evaluation))
+            for part in (made.train, made.evaluation):
+                assert len({r["question"] for r in part}) == len(part)
 
 
 @pytest.mark.parametrize(
