@@ -231,7 +231,7 @@ def test_a_stop_text_cuts_the_message_and_not_the_row(gateway):
     exchange, whole = gateway.open(), Message("assistant", "look\nObservation: made up")
     giving = answered(exchange, Answer("1", whole, 3, 9, False))
     client, body = Client(exchange), BODY | {"stop": ["\nObservation:"]}
-    _, answer = client.post("chat/completions", BODY)
+    _, answer = client.post("chat/completions", body)
     giving.join()
     message = answer["choices"][0]["message"]
     assert message["content"] == "look"
