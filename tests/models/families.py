@@ -1,7 +1,5 @@
 """Tiny causal LMs with random weights large enough that every part of the architecture shows in the logits."""
 
-from __future__ import annotations
-
 import copy
 import json
 from functools import cache

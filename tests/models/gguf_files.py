@@ -1,7 +1,5 @@
 """Tiny GGUF files, written by the package `gguf` from weights that a test keeps."""
 
-from __future__ import annotations
-
 import string
 from pathlib import Path
 from typing import Any

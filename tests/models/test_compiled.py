@@ -3,15 +3,12 @@
 torch compiles with the C++ compiler here; on a GPU the same calls make Triton's kernels.
 """
 
-from __future__ import annotations
-
 import copy
 import faulthandler
 import functools
 import os
 import warnings
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,11 +63,11 @@ def end_of(mode: str, how: str) -> tuple[bytes, dict[str, float], int, set[bool]
     faulthandler.enable()  # where compiled code ends the process, the error shows what it did
     num_calls, compiler, whole = count(), set(), compiled._compiled
 
-    def seen(forward: Any, is_deterministic: bool) -> Any:
+    def seen(forward, is_deterministic):
         next(num_calls)
         quick = traced(forward, is_deterministic)
 
-        def packed_by_the_compiler(*args: Any, **named: Any) -> Any:
+        def packed_by_the_compiler(*args, **named):
             if named.get("runs") is None:
                 return quick(*args, **named)
             compiler.add(torch.is_grad_enabled())
@@ -79,8 +76,8 @@ def end_of(mode: str, how: str) -> tuple[bytes, dict[str, float], int, set[bool]
         # Packed rows alone, as on a GPU: each shape more costs the compiler seconds.
         return packed_by_the_compiler if how == "inductor" else quick
 
-    compiled._compiled = seen  # type: ignore[assignment]
-    config = TrainConfig(compile=mode, gradient_checkpointing="recomputed" in how, **AS_PACKED)  # type: ignore[arg-type]
+    compiled._compiled = seen
+    config = TrainConfig(compile=mode, gradient_checkpointing="recomputed" in how, **AS_PACKED)
     weights, metrics = trained(Backend(model_of(), ranks=ALONE, config=config))
     return save(weights), metrics, next(num_calls), compiler
 
@@ -88,7 +85,7 @@ def end_of(mode: str, how: str) -> tuple[bytes, dict[str, float], int, set[bool]
 @pytest.mark.run  # torch's compiler traces all blocks, forward and backward
 @pytest.mark.nightly
 @pytest.mark.parametrize("how", ["inductor", "traced", "traced, recomputed"])
-def test_updates_are_those_without_compilation(how: str) -> None:
+def test_updates_are_those_without_compilation(how):
     weights, metrics, num_calls, compiler = warm().call(end_of, "on", how)
     plain_weights, plain_metrics, no_calls, _ = warm().call(end_of, "off", how)
     assert num_calls > 1
@@ -101,7 +98,7 @@ def test_updates_are_those_without_compilation(how: str) -> None:
 
 
 @pytest.mark.run
-def test_names_files_and_copies_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_files_and_copies_stay(tmp_path, monkeypatch):
     """A copy computes with its own weights, not with those of the model that it was copied from."""
     monkeypatch.setattr(compiled, "_compiled", traced)
     model, ids = model_of(), torch.arange(2, 12)[None]
@@ -124,7 +121,7 @@ def test_names_files_and_copies_stay(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def broken(plain: Any, is_deterministic: bool) -> Any:
-    def fails(*args: Any, **named: Any) -> Any:
+    def fails(*args, **named):
         raise OSError("no compiler")
 
     return fails
@@ -137,13 +134,13 @@ def wrong(plain: Any, is_deterministic: bool) -> Any:
 @pytest.mark.parametrize(
     ("code", "why"), [(broken, "OSError: no compiler"), (wrong, "a compiled block differs by 0.0")]
 )
-def test_what_fails_or_differs_is_not_used_and_is_counted(code: Any, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_or_differs_is_not_used_and_is_counted(code, why, monkeypatch):
     monkeypatch.setattr(compiled, "_compiled", code)
     # As packed rows on a GPU.
     monkeypatch.setattr(Compiling, "may_compile", lambda self, named: self.is_proved is not False)
     ends = []
     for auto in (True, False):
-        backend = Backend(model_of(), ranks=ALONE, config=TrainConfig(compile="off", **AS_PACKED))  # type: ignore[arg-type]
+        backend = Backend(model_of(), ranks=ALONE, config=TrainConfig(compile="off", **AS_PACKED))
         if auto:
             backend.compiling = Compiling("auto")
             compile_blocks(backend.model, backend.compiling)
@@ -157,7 +154,7 @@ def test_what_fails_or_differs_is_not_used_and_is_counted(code: Any, why: str, m
     assert distance(ends[0][0], ends[1][0]) < 1e-5
 
 
-def test_on_is_an_error_where_it_does_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_is_an_error_where_it_does_not_work(monkeypatch):
     monkeypatch.setattr(compiled, "_compiled", broken)
     model = model_of()
     compile_blocks(model, Compiling("on"))
@@ -167,7 +164,7 @@ def test_on_is_an_error_where_it_does_not_work(monkeypatch: pytest.MonkeyPatch) 
         TrainConfig(compile="on", backend="deepspeed", zero=1)
 
 
-def test_where_blocks_are_compiled() -> None:
+def test_where_blocks_are_compiled():
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     assert compiling_of(TrainConfig(), cpu) is None
     assert compiling_of(TrainConfig(compile="off"), cuda) is None
@@ -184,9 +181,7 @@ def test_where_blocks_are_compiled() -> None:
 
 
 @pytest.mark.parametrize("variable", [None, "3"])
-def test_threads_for_compiling_are_as_before_a_library_set_them(
-    variable: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_for_compiling_are_as_before_a_library_set_them(variable, monkeypatch):
     import torch._inductor.config as inductor
 
     if variable is None:

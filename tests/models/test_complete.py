@@ -1,7 +1,5 @@
 """A model whose files lack a weight is refused by the weight's name, by every way in."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -23,7 +21,7 @@ from verizero.pipeline.models.complete import check_weights
 from verizero.pipeline.models.gguf_file import model_folder
 from verizero.pipeline.models.load import create_model, load_model, load_tokenizer, save_folder
 from verizero.pipeline.models.named import model_named
-from verizero.pipeline.models.streamed import model_on_meta
+from verizero.pipeline.models.streamed import model_on_meta, weights_of
 
 Weights = dict[str, torch.Tensor]
 UP = "model.layers.1.mlp.up_proj.weight"
@@ -41,6 +39,10 @@ def without(name: str) -> Callable[[Weights], Weights]:
 
 def cut(name: str) -> Callable[[Weights], Weights]:
     return lambda weights: weights | {name: weights[name][:3].contiguous()}
+
+
+def spoilt(name: str, number: float) -> Callable[[Weights], Weights]:
+    return lambda weights: weights | {name: weights[name].index_fill(0, torch.tensor([0]), number)}
 
 
 def names_without_base(weights: Weights) -> Weights:
@@ -66,7 +68,7 @@ ROWS: dict[str, tuple[str, Callable[[Weights], Weights], str]] = {
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def models(tmp_path_factory):
     folder, tokenizer = tmp_path_factory.mktemp("models"), character_tokenizer()
     plain = {k: v for k, v in SHAPE.items() if not k.endswith("_id") and k != "vocab_size"} | {
         "hidden_size": 16,
@@ -113,11 +115,13 @@ def refusal(call: Callable[[], Any]) -> str:
     return ""
 
 
-@pytest.mark.parametrize("form", [None, in_shards, as_bin])
-@pytest.mark.parametrize("row", ROWS)
-def test_a_weight_that_is_not_in_the_files_is_named(
-    row: str, form: Callable[[Path], None] | None, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+FILES = (None, in_shards, as_bin)
+WAYS = [(row, FILES[number % 3]) for number, row in enumerate(ROWS)]
+WAYS += [(row, form) for row in ("one weight missing", "a sound model") for form in FILES if (row, form) not in WAYS]
+
+
+@pytest.mark.parametrize(("row", "form"), WAYS)
+def test_a_weight_that_is_not_in_the_files_is_named(row, form, models, tmp_path, monkeypatch):
     """By the folder's name and that of the hub, whole, and in parts as ranks and bases in bits read it."""
     from huggingface_hub import constants
 
@@ -141,73 +145,66 @@ def test_a_weight_that_is_not_in_the_files_is_named(
         assert bool(message) == bool(text)
 
 
-@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("row", ["a sound model", "a sound model of experts"])
-def test_a_weight_that_is_not_finite_is_named(row: str, number: float, models: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("row", "number"),
+    [("a sound model", float("nan")), ("a sound model", -float("inf")), ("a sound model of experts", float("inf"))],
+)
+def test_a_weight_that_is_not_finite_is_named(row, number, models, tmp_path):
     which, name = ROWS[row][0], EXPERT if "experts" in row else UP
-
-    def spoilt(weights: Weights) -> Weights:
-        weights[name][0, 1] = number
-        return weights
-
-    folder = changed(models / which, tmp_path / "model", spoilt)
+    folder = changed(models / which, tmp_path / "model", spoilt(name, number))
     assert f"{name.partition('.mlp')[0]}.mlp" in refusal(lambda: load_model(str(folder)))
     empty = model_on_meta(str(folder), torch.float32)
-    from verizero.pipeline.models.streamed import weights_of
-
     files = weights_of(empty)
-    assert files is not None
     message = refusal(lambda: [files.rows(n, slice(0, p.shape[0])) for n, p in empty.named_parameters()])
     assert f"the weight {name} has numbers that are NaN or infinite" in message
 
 
-def test_a_gguf_file_without_a_weight_is_refused(tmp_path: Path) -> None:
+def test_a_gguf_file_without_a_weight_is_refused(tmp_path):
     pytest.importorskip("gguf")
     model = tiny_llama()
     rest = without(UP)(model.state_dict())
     file = write_gguf(tmp_path / "tiny.gguf", SimpleNamespace(config=model.config, state_dict=lambda: rest))
     assert f"{LACKS}{UP}" in refusal(lambda: model_folder(str(file), tmp_path))
+    pointer_in(tmp_path, "tiny.gguf")
+    assert "is a pointer of git-lfs" in refusal(lambda: model_folder(str(file), tmp_path))
 
 
-def tokenizer_gone(folder: Path) -> None:
+def pointer_in(folder: Path, name: str = "model.safetensors") -> None:
+    (folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+
+
+def without_tokenizer(folder: Path) -> None:
     for file in folder.glob("*token*"):
         file.unlink()
 
 
-def pointer_in(name: str) -> Callable[[Path], None]:
-    text = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
-    return lambda folder: void((folder / name).write_text(text))
+def without_shard(folder: Path) -> None:
+    in_shards(folder)
+    (folder / "model-00002-of-00002.safetensors").unlink()
 
 
-def void(_: object) -> None:
-    """Return nothing."""
-
-
-FOLDERS: dict[str, tuple[Callable[[Path], None], str]] = {
+FOLDERS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "an adapter alone": (
-        lambda folder: void((folder / "config.json").rename(folder / "adapter_config.json")),
+        lambda folder: (folder / "config.json").rename(folder / "adapter_config.json"),
         "is an adapter (LoRA); merge it into its base",
     ),
     "an adapter next to a model": (
-        lambda folder: void(shutil.copy(folder / "config.json", folder / "adapter_config.json")),
+        lambda folder: shutil.copy(folder / "config.json", folder / "adapter_config.json"),
         "has an adapter next to its model; merge it into its base",
     ),
-    "a pointer for weights": (
-        pointer_in("model.safetensors"),
-        "is a pointer of git-lfs, not the file; run git lfs pull",
+    "a pointer for weights": (pointer_in, "is a pointer of git-lfs, not the file; run git lfs pull"),
+    "a pointer for a tokenizer": (
+        lambda folder: pointer_in(folder, "tokenizer.json"),
+        "is a pointer of git-lfs, not the file",
     ),
-    "a pointer for a tokenizer": (pointer_in("tokenizer.json"), "is a pointer of git-lfs, not the file"),
-    "no tokenizer": (tokenizer_gone, "has no tokenizer (tokenizer.json); save it into that folder too"),
+    "no tokenizer": (without_tokenizer, "has no tokenizer (tokenizer.json); save it into that folder too"),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "has no weights (model.safetensors or "),
-    "a shard that is not there": (
-        lambda folder: (in_shards(folder), (folder / "model-00002-of-00002.safetensors").unlink())[1],
-        "lacks model-00002-of-00002.safetensors, which its index names",
-    ),
+    "a shard that is not there": (without_shard, "lacks model-00002-of-00002.safetensors, which its index names"),
 }
 
 
 @pytest.mark.parametrize("row", FOLDERS)
-def test_a_folder_that_is_no_whole_model_is_refused_with_its_remedy(row: str, models: Path, tmp_path: Path) -> None:
+def test_a_folder_that_is_no_whole_model_is_refused_with_its_remedy(row, models, tmp_path):
     change, text = FOLDERS[row]
     folder = tmp_path / "model"
     shutil.copytree(models / "tied", folder)
@@ -215,22 +212,12 @@ def test_a_folder_that_is_no_whole_model_is_refused_with_its_remedy(row: str, mo
     assert text in refusal(lambda: (load_tokenizer(str(folder)), load_model(str(folder))))
 
 
-def test_a_pointer_for_a_gguf_file_is_refused(tmp_path: Path) -> None:
-    pointer_in("tiny.gguf")(tmp_path)
-    assert "is a pointer of git-lfs" in refusal(lambda: model_folder(str(tmp_path / "tiny.gguf"), tmp_path))
-
-
 @pytest.mark.run
-def test_check_names_the_weight_before_a_run(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_names_the_weight_before_a_run(models, tmp_path, capsys):
     folder = changed(models / "tied", tmp_path / "model", without(UP))
     assert main(["check", recipe(tmp_path, model={"create": None, "path": str(folder)})]) != 0
     assert f"{LACKS}{UP}" in capsys.readouterr().out
-
-    def spoilt(weights: Weights) -> Weights:
-        weights[UP][0, 1] = float("nan")
-        return weights
-
-    folder = changed(models / "tied", tmp_path / "spoilt", spoilt)
+    folder = changed(models / "tied", tmp_path / "spoilt", spoilt(UP, float("nan")))
     in_shards(folder)
     assert main(["check", recipe(tmp_path, model={"create": None, "path": str(folder)})]) != 0
     assert f"the weight {UP} has numbers that are NaN or infinite" in capsys.readouterr().out

@@ -1,7 +1,5 @@
 """The operations of an update, against those that torch counts while it computes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -33,16 +31,14 @@ def counted(model: Any, tokens: int, trained: int) -> float:
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(("tokens", "trained"), [(12, 5), (33, 32)])
-def test_they_are_what_torch_counts_but_for_the_half_of_attention_that_is_masked(
-    tied: bool, tokens: int, trained: int
-) -> None:
+def test_they_are_what_torch_counts_but_for_the_half_of_attention_that_is_masked(tied, tokens, trained):
     model = plain(tie_word_embeddings=tied)
     masked = 6 * 2 * 32 * (tokens - 1) ** 2  # layers 2, width 32: matrix products compute the upper half too
     assert counted(model, tokens, trained) == update_flops(model, [(tokens, trained)]) + masked
     assert update_flops(model, [(tokens, trained)] * 3) == 3 * update_flops(model, [(tokens, trained)])
 
 
-def test_frozen_weights_are_spared_their_gradient() -> None:
+def test_frozen_weights_are_spared_their_gradient():
     model = plain(tie_word_embeddings=False)
     whole = update_flops(model, [(9, 4)])
     Adapted(model, 2, 4.0, (), 7)
@@ -50,7 +46,7 @@ def test_frozen_weights_are_spared_their_gradient() -> None:
     assert 0.6 * whole < adapted < whole
 
 
-def test_a_token_uses_some_of_the_experts() -> None:
+def test_a_token_uses_some_of_the_experts():
     shape = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "decoder_sparse_step": 1}
     sparse = plain("qwen3_moe", **shape, head_dim=8)
     dense = plain("qwen3_moe", **{**shape, "num_experts_per_tok": 8}, head_dim=8)

@@ -1,11 +1,8 @@
 """Models in GGUF files, compared with the float32 weights that the files were written from."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -29,19 +26,19 @@ pytest.importorskip("gguf")
 
 
 @pytest.fixture(scope="module")
-def model() -> Any:
+def model():
     return tiny_llama()
 
 
 @pytest.fixture(scope="module")
-def plain(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def plain(model, tmp_path_factory):
     return write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf", model)
 
 
 def test_a_float32_file_gives_the_weights_and_the_tokenizer_that_it_was_written_from(
-    model: Any, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trims: list[bool] = []
+    model, plain, tmp_path, monkeypatch
+):
+    trims = []
     monkeypatch.setattr("verizero.pipeline.models.gguf_file.trim_heap", lambda: trims.append(True))
     folder = model_folder(str(plain), tmp_path)
     assert trims == [True]  # the run that follows has the memory
@@ -60,7 +57,7 @@ def test_a_float32_file_gives_the_weights_and_the_tokenizer_that_it_was_written_
     assert provenance(Path(folder))["is_quantized"] is False
 
 
-def test_a_quantised_file_gives_the_rounded_weights_and_says_so(model: Any, tmp_path: Path) -> None:
+def test_a_quantised_file_gives_the_rounded_weights_and_says_so(model, tmp_path):
     """Q8_0 keeps 32 numbers as eight bits times one float16: no further off than half a step, and its rounding."""
     file = write_gguf(tmp_path / "small.gguf", model, quantized=True)
     folder = model_folder(str(file), tmp_path)
@@ -96,7 +93,7 @@ def test_a_quantised_file_gives_the_rounded_weights_and_says_so(model: Any, tmp_
         ("another", ["ab", "Ġ1234", "Ġ'", "s"]),
     ],
 )
-def test_texts_are_split_as_the_name_in_the_file_says(name: str, pieces: list[str]) -> None:
+def test_texts_are_split_as_the_name_in_the_file_says(name, pieces):
     inner = Tokenizer(BPE())
     inner.pre_tokenizer = ByteLevel(add_prefix_space=False)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner)
@@ -105,7 +102,7 @@ def test_texts_are_split_as_the_name_in_the_file_says(name: str, pieces: list[st
     assert [piece for piece, _ in found] == pieces
 
 
-def test_a_file_is_converted_once_and_again_when_its_content_changes(model: Any, plain: Path, tmp_path: Path) -> None:
+def test_a_file_is_converted_once_and_again_when_its_content_changes(model, plain, tmp_path):
     file = tmp_path / "x.gguf"
     file.write_bytes(plain.read_bytes())
     folder = Path(model_folder(str(file), tmp_path))
@@ -118,7 +115,7 @@ def test_a_file_is_converted_once_and_again_when_its_content_changes(model: Any,
     assert not torch.equal(load_model(str(other)).lm_head.weight, load_model(str(folder)).lm_head.weight)
 
 
-def test_whichever_rank_comes_first_writes_the_whole_model(model: Any, plain: Path, tmp_path: Path) -> None:
+def test_whichever_rank_comes_first_writes_the_whole_model(model, plain, tmp_path):
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
     try:
         folder = model_folder(str(plain), tmp_path)
@@ -127,9 +124,19 @@ def test_whichever_rank_comes_first_writes_the_whole_model(model: Any, plain: Pa
     assert load_model(folder).state_dict().keys() == model.state_dict().keys()
 
 
+CONVERTS_AND_DIES = """
+import os, pathlib, signal, sys
+from verizero.pipeline.models import gguf_file
+
+write = gguf_file._convert
+gguf_file._convert = lambda *given: (write(*given), os.kill(os.getpid(), signal.SIGKILL))
+gguf_file.model_folder(sys.argv[1], pathlib.Path(sys.argv[2]))
+"""
+
+
 @pytest.mark.run  # in a process of its own
-def test_a_killed_conversion_leaves_nothing_half(plain: Path, tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "tests.models.killed_conversion", str(plain), str(tmp_path)]
+def test_a_killed_conversion_leaves_nothing_half(plain, tmp_path):
+    words = [sys.executable, "-c", CONVERTS_AND_DIES, str(plain), str(tmp_path)]
     ended = warm().call(subprocess.run, words, cwd=ROOT, check=False)
     assert ended.returncode == -9
     assert list((tmp_path / MADE).glob("*/config.json"))  # it was killed with files written
@@ -139,9 +146,7 @@ def test_a_killed_conversion_leaves_nothing_half(plain: Path, tmp_path: Path) ->
     assert [p.name for p in (tmp_path / MADE).iterdir() if p.is_dir()] == [folder.name]
 
 
-def test_an_installed_packages_file_is_named_without_a_path(
-    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_installed_packages_file_is_named_without_a_path(plain, tmp_path, monkeypatch):
     package = tmp_path / "weights_of_a_test"
     package.mkdir()
     (package / "__init__.py").write_text("raise SystemExit('it was imported')")
@@ -154,9 +159,7 @@ def test_an_installed_packages_file_is_named_without_a_path(
         located("package:not_installed_here/x.gguf")
 
 
-def test_a_missing_file_and_a_missing_package_are_named_with_their_remedy(
-    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_file_and_a_missing_package_are_named_with_their_remedy(plain, tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"nowhere\.gguf.*no such file"):
         model_folder(str(tmp_path / "nowhere.gguf"), tmp_path)
     monkeypatch.setattr(gguf_file, "NEEDS", ("gguf", "a_package_that_is_not_there"))
@@ -166,7 +169,7 @@ def test_a_missing_file_and_a_missing_package_are_named_with_their_remedy(
 
 
 @pytest.mark.parametrize("share", [0, 0.0001, 0.01, 0.05, 0.3, 0.7, 0.999])
-def test_a_file_that_is_cut_off_is_refused_wherever_the_cut_is(share: float, plain: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_cut_off_is_refused_wherever_the_cut_is(share, plain, tmp_path):
     whole = plain.read_bytes()
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(whole[: int(share * len(whole))])

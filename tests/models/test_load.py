@@ -1,10 +1,6 @@
 """Making, saving and loading a policy."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -19,11 +15,11 @@ CONFIG = {k: v for k, v in SHAPE.items() if not k.endswith("_id") and k != "voca
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Any:
+def tokenizer():
     return character_tokenizer("0123456789+= ")
 
 
-def test_a_made_model_is_drawn_from_its_seed_only(tokenizer: Any) -> None:
+def test_a_made_model_is_drawn_from_its_seed_only(tokenizer):
     torch.manual_seed(11)
     state = torch.get_rng_state()
     one = create_model("qwen2", CONFIG, tokenizer, 5)
@@ -38,9 +34,7 @@ def test_a_made_model_is_drawn_from_its_seed_only(tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_made_model_in_bfloat16_is_the_float32_one_rounded_and_comes_back_as_it_was(
-    tied: bool, tokenizer: Any, tmp_path: Path
-) -> None:
+def test_a_made_model_in_bfloat16_is_the_float32_one_rounded_and_comes_back_as_it_was(tied, tokenizer, tmp_path):
     """Buffers too, some of which stay float32: a run that is killed and resumed must compute the same."""
     shape = {**CONFIG, "tie_word_embeddings": tied}
     torch.manual_seed(11)
@@ -58,7 +52,7 @@ def test_a_made_model_in_bfloat16_is_the_float32_one_rounded_and_comes_back_as_i
         assert torch.equal(kept[name], ours)
 
 
-def test_a_saved_folder_loads_in_plain_transformers(tokenizer: Any, tmp_path: Path) -> None:
+def test_a_saved_folder_loads_in_plain_transformers(tokenizer, tmp_path):
     model = create_model("qwen2", {**CONFIG, "tie_word_embeddings": True}, tokenizer, 5)
     save_folder(model, tokenizer, tmp_path / "model")
     ids = tokenizer("12+34=")["input_ids"]
@@ -72,7 +66,7 @@ def test_a_saved_folder_loads_in_plain_transformers(tokenizer: Any, tmp_path: Pa
     assert load_model(str(tmp_path / "model"), dtype="bfloat16").dtype == torch.bfloat16
 
 
-def test_what_does_not_load_is_named_with_its_remedy(tokenizer: Any, tmp_path: Path) -> None:
+def test_what_does_not_load_is_named_with_its_remedy(tokenizer, tmp_path):
     with pytest.raises(ConfigError, match=r"(?s)nowhere.*save_pretrained"):
         load_model(str(tmp_path / "nowhere"))
     with pytest.raises(ConfigError, match="nowhere"):
@@ -83,9 +77,7 @@ def test_what_does_not_load_is_named_with_its_remedy(tokenizer: Any, tmp_path: P
         create_model("qwen2", {**CONFIG, "num_attention_heads": "many"}, tokenizer, 0)
 
 
-def test_a_tokenizer_without_an_end_is_refused_and_one_without_padding_pads_with_its_end(
-    tokenizer: Any, tmp_path: Path
-) -> None:
+def test_a_tokenizer_without_an_end_is_refused_and_one_without_padding_pads_with_its_end(tokenizer, tmp_path):
     bare = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer)
     bare.save_pretrained(tmp_path / "bare")
     with pytest.raises(ConfigError, match="end-of-sequence"):
@@ -97,12 +89,12 @@ def test_a_tokenizer_without_an_end_is_refused_and_one_without_padding_pads_with
 
 
 @pytest.mark.parametrize(("named", "wanted"), [(None, [7]), (3, [3, 7]), ([9, 7, 3], [3, 7, 9])])
-def test_every_end_token_ends_a_response(named: Any, wanted: list[int]) -> None:
+def test_every_end_token_ends_a_response(named, wanted):
     model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=named))
     assert eos_ids(model, SimpleNamespace(eos_token_id=7)) == wanted
 
 
-def test_loaded_weights_are_aligned(tokenizer: Any, tmp_path: Path) -> None:
+def test_loaded_weights_are_aligned(tokenizer, tmp_path):
     """Some products round otherwise at odd addresses, and a resumed run has to end with the same bytes."""
     save_folder(create_model("qwen2", CONFIG, tokenizer, 5), tokenizer, tmp_path / "model")
     assert all(p.data_ptr() % 64 == 0 for p in load_model(str(tmp_path / "model")).parameters())

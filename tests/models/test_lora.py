@@ -1,10 +1,7 @@
 """Adapters, on linear layers and on the experts of a mixture, whose weights are parameters [experts, out, in]."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,14 +41,7 @@ def logits(model: Any) -> torch.Tensor:
     return found
 
 
-def test_only_adapters_learn() -> None:
-    a = adapted(targets=("q_proj", "down_proj"))
-    names = [n for n, p in a.model.named_parameters() if p.requires_grad]
-    assert len(names) == 2 * 2 * 2
-    assert all("q_proj.lora_" in n or "down_proj.lora_" in n for n in names)
-
-
-def test_adapters_of_another_base_are_refused(tmp_path: Path) -> None:
+def test_adapters_of_another_base_are_refused(tmp_path):
     adapted().save(tmp_path, True)
     other = Adapted(tiny("qwen2 tied", seed=1, dtype=torch.float64), 3, 6.0, (), 5)
     with pytest.raises(CheckpointError, match="they are of another base than the recipe's model"):
@@ -60,11 +50,6 @@ def test_adapters_of_another_base_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="do not fit the policy"):
         wider.load(tmp_path)
     assert fingerprint(tiny("llama")) == fingerprint(tiny("llama")) != fingerprint(tiny("llama", seed=1))
-
-
-def test_layers_that_are_not_there_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"train\.lora\.targets=\['nowhere'\]"):
-        adapted(targets=("nowhere",))
 
 
 FORMS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -111,7 +96,7 @@ def with_adapters(a: Adapted) -> set[str]:
     ("name", "targets"),
     [*((name, ()) for name in FORMS), *(("qwen3_moe", t) for t in (BOTH, BOTH[:1], ("q_proj", BOTH[1])))],
 )
-def test_merged_they_compute_what_the_adapters_do(name: str, targets: tuple[str, ...]) -> None:
+def test_merged_they_compute_what_the_adapters_do(name, targets):
     plain = logits(mixture(name))
     a = mixture_adapted(name, targets)
     assert torch.equal(logits(a.model), plain)
@@ -135,15 +120,15 @@ def test_merged_they_compute_what_the_adapters_do(name: str, targets: tuple[str,
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
-def test_gradients_are_those_of_a_policy_in_which_each_expert_has_its_own_factors(name: str) -> None:
+def test_gradients_are_those_of_a_policy_in_which_each_expert_has_its_own_factors(name):
     """The double has a matrix for each expert, made of its base and its part of the factors, one expert at a time."""
     a = taught(mixture_adapted(name))
     torch.nn.functional.log_softmax(a.model(input_ids=IDS, use_cache=False).logits, -1)[0, :-1].gather(
         1, IDS[0, 1:, None]
     ).sum().backward()
     double = mixture(name).requires_grad_(False)
-    factors: dict[str, torch.Tensor] = {}
-    weights: dict[str, torch.Tensor] = {}
+    factors = {}
+    weights = {}
     for layer in range(2):
         for key, place in ((BOTH[0], "experts.base_layer"), (BOTH[1], "experts")):
             where = f"model.layers.{layer}.mlp.{place}"
@@ -169,7 +154,7 @@ def test_gradients_are_those_of_a_policy_in_which_each_expert_has_its_own_factor
         assert torch.allclose(p.grad, factors[n].grad, rtol=1e-9, atol=1e-12), n
 
 
-def test_without_names_all_get_adapters_but_routers_and_the_output_layer() -> None:
+def test_without_names_all_get_adapters_but_routers_and_the_output_layer():
     attention = {f"self_attn.{x}_proj" for x in "qkvo"}
     experts = {"mlp.experts", "mlp.experts.base_layer"}
     assert with_adapters(mixture_adapted("qwen3_moe", ())) == attention | experts
@@ -179,21 +164,21 @@ def test_without_names_all_get_adapters_but_routers_and_the_output_layer() -> No
     assert with_adapters(mixture_adapted("qwen2_moe", ())) == attention | experts | shared
 
 
-def test_a_name_reaches_experts_and_linear_layers_that_end_with_it() -> None:
+def test_a_name_reaches_experts_and_linear_layers_that_end_with_it():
     a = mixture_adapted("qwen3_moe with a dense layer", ("down_proj", "v_proj"))
     assert with_adapters(a) == {"self_attn.v_proj", "mlp.experts", "mlp.down_proj"}
     assert with_adapters(mixture_adapted("qwen2_moe", ("shared_expert.gate_proj",))) == {"mlp.shared_expert.gate_proj"}
 
 
 @pytest.mark.parametrize("name", ["gate", "gate_proj", "experts", "mlp.gate.weight"])
-def test_names_that_are_not_there_are_refused_with_those_that_are(name: str) -> None:
+def test_names_that_are_not_there_are_refused_with_those_that_are(name):
     there = "experts.down_proj, experts.gate_up_proj, k_proj, lm_head, o_proj, q_proj, v_proj"
     with pytest.raises(ConfigError, match=rf"train\.lora\.targets=\['q_proj', '{name}'\].*there are {there}"):
         mixture_adapted("qwen3_moe", ("q_proj", name))
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "mixtral", "gpt_oss", "qwen2_moe", "llama"])
-def test_saved_adapters_come_back_and_load_with_peft(name: str, tmp_path: Path) -> None:
+def test_saved_adapters_come_back_and_load_with_peft(name, tmp_path):
     a = taught(mixture_adapted(name, (), torch.float32))
     a.save(tmp_path, True)
     again = mixture_adapted(name, (), torch.float32)
@@ -208,7 +193,7 @@ def test_saved_adapters_come_back_and_load_with_peft(name: str, tmp_path: Path) 
     assert torch.equal(logits(plain), logits(a.plain_model()))
 
 
-def test_the_same_seed_draws_the_same_adapters_where_the_base_is_not_loaded_yet(tmp_path: Path) -> None:
+def test_the_same_seed_draws_the_same_adapters_where_the_base_is_not_loaded_yet(tmp_path):
     mixture("qwen3_moe", torch.float32).save_pretrained(tmp_path)
     loaded, empty = mixture("qwen3_moe", torch.float32), model_on_meta(str(tmp_path), torch.float32)
     before = torch.get_rng_state()
@@ -224,7 +209,7 @@ def test_the_same_seed_draws_the_same_adapters_where_the_base_is_not_loaded_yet(
     }  # fmt: skip
 
 
-def test_half_precision_policies_have_float32_adapters() -> None:
+def test_half_precision_policies_have_float32_adapters():
     a = taught(mixture_adapted(dtype=torch.bfloat16))
     assert {p.dtype for p in a.model.parameters() if p.requires_grad} == {torch.float32}
     assert logits(a.model).dtype == torch.bfloat16
@@ -238,7 +223,7 @@ def test_half_precision_policies_have_float32_adapters() -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "mixtral"])
-def test_recorded_routes_are_replayed_through_adapters(name: str) -> None:
+def test_recorded_routes_are_replayed_through_adapters(name):
     a = taught(mixture_adapted(name, (), torch.float32))
     assert unreplayable(a.model) is None
     merged = a.plain_model()
@@ -272,12 +257,13 @@ print(is_bnb_available(), "bitsandbytes" in sys.modules)
 
 
 @pytest.mark.run
-def test_a_policy_with_adapters_imports_no_package_that_it_does_not_need() -> None:
+@pytest.mark.nightly
+def test_a_policy_with_adapters_imports_no_package_that_it_does_not_need():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["['torch._dynamo']", "True True"], "only NF4 needs one of them"
 
 
-def test_a_package_is_absent_within_the_block_alone() -> None:
+def test_a_package_is_absent_within_the_block_alone():
     import json
 
     with absent("json", "no_such_package"):

@@ -1,9 +1,6 @@
 """Which names of models are paths, and what a name that leads nowhere costs."""
 
-from __future__ import annotations
-
 import socket
-from pathlib import Path
 
 import pytest
 
@@ -13,11 +10,11 @@ from verizero.pipeline.models.named import is_path, model_named
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, int]]:
+def asked(monkeypatch, tmp_path):
     """Addresses that were asked for a connection, of which none answers; HF_HUB_OFFLINE is not set."""
-    asked: list[tuple[str, int]] = []
+    asked = []
 
-    def refuse(address: tuple[str, int], timeout: float) -> None:
+    def refuse(address, timeout):
         asked.append(address)
         raise OSError("no network")
 
@@ -32,14 +29,12 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, in
 @pytest.mark.parametrize(
     "name", ["./x", "../x", "/x", "~/x", "~", "a/b/c", "a\\b", "x.gguf", "a/x.safetensors", ".", "a b"]
 )
-def test_a_path_is_a_path(name: str) -> None:
+def test_a_path_is_a_path(name):
     assert is_path(name)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "Qwen/Qwen3-0.6B", "org/name_1.5"])
-def test_an_id_of_the_hub_is_none_unless_something_lies_there(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_id_of_the_hub_is_none_unless_something_lies_there(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert not is_path(name)
     (tmp_path / name).mkdir(parents=True)
@@ -50,9 +45,7 @@ def test_an_id_of_the_hub_is_none_unless_something_lies_there(
 @pytest.mark.parametrize(
     "name", ["./nomodel", "../nomodel", "/no/model", "a/b/nomodel", "model.safetensors", "nomodel"]
 )
-def test_a_path_where_nothing_is_never_asks_the_hub(
-    name: str, asked: list[tuple[str, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_path_where_nothing_is_never_asks_the_hub(name, asked, tmp_path, monkeypatch):
     (tmp_path / "empty" / "here").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "empty" / "here")
     with pytest.raises(ConfigError) as caught:
@@ -61,7 +54,7 @@ def test_a_path_where_nothing_is_never_asks_the_hub(
     assert not asked
 
 
-def test_what_is_near_is_named(asked: list[tuple[str, int]], tmp_path: Path) -> None:
+def test_what_is_near_is_named(asked, tmp_path):
     (tmp_path / "runs" / "demo" / "model").mkdir(parents=True)
     for name, near in (
         ("./rums", "runs"),
@@ -79,7 +72,7 @@ def test_what_is_near_is_named(asked: list[tuple[str, int]], tmp_path: Path) -> 
         model_named("notes.txt")
 
 
-def test_a_hub_that_is_not_reached_is_asked_once(asked: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_is_not_reached_is_asked_once(asked, monkeypatch):
     monkeypatch.setattr(named.time, "time", lambda: 1.0)
     for _ in range(2):
         with pytest.raises(
@@ -93,9 +86,7 @@ def test_a_hub_that_is_not_reached_is_asked_once(asked: list[tuple[str, int]], m
     assert asked[1:] == [("proxy.example", 3128)]
 
 
-def test_a_model_that_the_hub_left_here_is_found_without_it(
-    asked: list[tuple[str, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_the_hub_left_here_is_found_without_it(asked, tmp_path, monkeypatch):
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))

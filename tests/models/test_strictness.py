@@ -1,13 +1,8 @@
 """torch's switch for deterministic kernels, with an update in one thread and an engine in another."""
 
-from __future__ import annotations
-
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from typing import Any
 
 import pytest
 import torch
@@ -41,7 +36,7 @@ def switch() -> tuple[bool, bool]:
 
 
 @pytest.fixture
-def on() -> Iterator[None]:
+def on():
     """As in a run on a GPU."""
     before = switch()
     with deterministic():
@@ -51,7 +46,7 @@ def on() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("on")
-def test_each_kind_of_work_has_its_setting_and_gives_back_the_last() -> None:
+def test_each_kind_of_work_has_its_setting_and_gives_back_the_last():
     assert switch() == WARNS
     with ordered():
         assert switch() == WARNS
@@ -70,12 +65,10 @@ def test_each_kind_of_work_has_its_setting_and_gives_back_the_last() -> None:
 @pytest.mark.usefixtures("on")
 @pytest.mark.parametrize("mine", [ordered, strict, unswitched])
 @pytest.mark.parametrize("theirs", [ordered, strict, unswitched])
-def test_another_thread_waits_for_its_turn(
-    mine: Callable[[], AbstractContextManager[None]], theirs: Callable[[], AbstractContextManager[None]]
-) -> None:
+def test_another_thread_waits_for_its_turn(mine, theirs):
     entered = threading.Event()
 
-    def work() -> None:
+    def work():
         with theirs():
             entered.set()
 
@@ -92,11 +85,11 @@ def test_another_thread_waits_for_its_turn(
 
 
 @pytest.mark.usefixtures("on")
-def test_an_engine_that_never_pauses_takes_one_turn_at_a_time() -> None:
+def test_an_engine_that_never_pauses_takes_one_turn_at_a_time():
     """A lock of Python's lets the thread that gives it back take it again, several times."""
     num_steps, has_ended = 0, False
 
-    def generate() -> None:
+    def generate():
         nonlocal num_steps
         while not has_ended:
             with unswitched():
@@ -105,7 +98,7 @@ def test_an_engine_that_never_pauses_takes_one_turn_at_a_time() -> None:
 
     thread = threading.Thread(target=generate)
     thread.start()
-    taken: list[int] = []
+    taken = []
     try:
         with ordered():
             while sum(taken) < 20:
@@ -120,18 +113,18 @@ def test_an_engine_that_never_pauses_takes_one_turn_at_a_time() -> None:
 
 
 @pytest.mark.usefixtures("on")
-def test_a_thread_that_is_interrupted_while_it_waits_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_is_interrupted_while_it_waits_holds_up_no_other(monkeypatch):
     waits = threading.Event()
 
-    def interrupted(self: threading.Condition, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+    def interrupted(self, predicate, timeout=None):
         waits.set()
         raise KeyboardInterrupt
 
-    def work() -> None:
+    def work():
         with unswitched():
             pass
 
-    def stopped() -> None:
+    def stopped():
         with pytest.raises(KeyboardInterrupt):
             work()
 
@@ -148,7 +141,7 @@ def test_a_thread_that_is_interrupted_while_it_waits_holds_up_no_other(monkeypat
     thread.join(PATIENCE_S)
     assert not thread.is_alive()
 
-    def update() -> None:  # loses its turn, and must end no other's
+    def update():  # loses its turn, and must end no other's
         with ordered(), strict(), monkeypatch.context() as patch:
             patch.setattr(threading.Condition, "wait_for", interrupted)
             give_way()
@@ -163,16 +156,14 @@ def test_a_thread_that_is_interrupted_while_it_waits_holds_up_no_other(monkeypat
 @pytest.mark.parametrize(
     ("kind", "within"), [("qwen2 tied", OFF), ("gpt2", WARNS), ("vllm", OFF)], ids=["fast", "slow", "vllm"]
 )
-def test_every_step_of_an_engine_has_its_setting(
-    kind: str, within: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_step_of_an_engine_has_its_setting(kind, within, monkeypatch):
     """The fast path and vLLM decode without the switch; transformers' own forward may need it."""
-    seen: list[tuple[bool, bool]] = []
+    seen = []
 
-    def noting(owner: Any, name: str) -> None:
+    def noting(owner, name):
         real = getattr(owner, name)
 
-        def noted(*arguments: Any) -> Any:
+        def noted(*arguments):
             seen.append(switch())
             return real(*arguments)
 
@@ -180,7 +171,7 @@ def test_every_step_of_an_engine_has_its_setting(
 
     if kind == "vllm":
         noting(StubVllm, "make_llm")
-        engine: Any = VllmEngine(EngineModel.of(tiny("qwen2 tied"), (5,)), VllmConfig(), 4, StubVllm())
+        engine = VllmEngine(EngineModel.of(tiny("qwen2 tied"), (5,)), VllmConfig(), 4, StubVllm())
         noting(StubLlm, "step")
     else:
         engine = TorchEngine(tiny(kind), (1,), 0, 4)
@@ -204,12 +195,12 @@ class _Decoding(TorchDispatchMode):
     REPEATS = frozenset({"bmm", "gather", "index_select"})
     """Named by torch for sparse matrices, or for their gradients alone."""
 
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+    def __init__(self):
+        super().__init__()
         self.named: set[str] = set()
         self.docs = _named_by_torch()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.overloadpacket.__name__.rstrip("_")
         if name in self.docs - self.REPEATS:
             self.named.add(name)
@@ -218,13 +209,13 @@ class _Decoding(TorchDispatchMode):
             check(*args)
         return func(*args, **(kwargs or {}))
 
-    def _index_copy(self, _: Any, dim: int, index: torch.Tensor, __: Any) -> None:
+    def _index_copy(self, _, dim, index, __):
         assert len(set(index.tolist())) == len(index), "two writes to one place: which is last?"
 
-    def _scatter(self, _: Any, dim: int, index: torch.Tensor, __: Any) -> None:
+    def _scatter(self, _, dim, index, __):
         assert all(len(set(row)) == len(row) for row in index.tolist())
 
-    def _cumsum(self, rows: torch.Tensor, dim: int, **_: Any) -> None:
+    def _cumsum(self, rows, dim, **_):
         assert not rows.is_floating_point() or rows.numel() > rows.shape[dim], "a single row is added up by many blocks"
 
 
@@ -240,9 +231,7 @@ class _Decoding(TorchDispatchMode):
 )
 @pytest.mark.parametrize("vocab", ["small", "blocks"])
 @pytest.mark.parametrize("num_slots", [1, 4])
-def test_what_decodes_without_the_switch_is_deterministic_by_itself(
-    sampling: Sampling, vocab: str, num_slots: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_decodes_without_the_switch_is_deterministic_by_itself(sampling, vocab, num_slots, monkeypatch):
     from verizero.pipeline.rollout import sampling as drawing
 
     monkeypatch.setattr(decoder, "habits_of", lambda device: decoder.ON_GPU)

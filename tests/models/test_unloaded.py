@@ -1,8 +1,5 @@
 """Models without their weights: read in rows, written block by block, filled; and names of weights, layer by layer."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,11 +26,10 @@ def model_of(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", [*FAST, *SLOW, *EXPERTS])
-def test_buffers_are_computed_and_rows_read(name: str, tmp_path: Path) -> None:
+def test_buffers_are_computed_and_rows_read(name, tmp_path):
     model_of(name).save_pretrained(tmp_path)
-    loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     empty = model_on_meta(str(tmp_path), torch.float32)
-    assert empty is not None
     assert all(p.device.type == "meta" for p in empty.parameters())
     wanted = dict(loaded.named_buffers())
     found = dict(empty.named_buffers())
@@ -41,7 +37,6 @@ def test_buffers_are_computed_and_rows_read(name: str, tmp_path: Path) -> None:
     for key, value in wanted.items():
         assert torch.equal(found[key], value), key
     files = weights_of(empty)
-    assert files is not None
     for key, value in loaded.named_parameters():
         half = value.shape[0] // 2
         for rows in (slice(0, half), slice(half, value.shape[0])):
@@ -49,7 +44,7 @@ def test_buffers_are_computed_and_rows_read(name: str, tmp_path: Path) -> None:
     assert empty.generation_config.eos_token_id == loaded.generation_config.eos_token_id
 
 
-def test_files_that_are_not_safetensors_or_quantised_are_not_read_in_rows(tmp_path: Path) -> None:
+def test_files_that_are_not_safetensors_or_quantised_are_not_read_in_rows(tmp_path):
     model = tiny("llama")
     model.config.save_pretrained(tmp_path / "torch")
     torch.save(model.state_dict(), tmp_path / "torch" / "pytorch_model.bin")
@@ -61,9 +56,7 @@ def test_files_that_are_not_safetensors_or_quantised_are_not_read_in_rows(tmp_pa
 
 
 @pytest.mark.parametrize("most", [1, 1 << 30])
-def test_a_folder_written_block_by_block_loads_as_any_other(
-    most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_written_block_by_block_loads_as_any_other(most, tmp_path, monkeypatch):
     monkeypatch.setattr("verizero.pipeline.models.streamed.FILE_BYTES", most)
     model = tiny("qwen3 with bias", dtype=torch.bfloat16)
     names = [name for name, _ in model.named_parameters()]
@@ -71,17 +64,17 @@ def test_a_folder_written_block_by_block_loads_as_any_other(
     Streamed(model, lambda: iter(blocks), True).save_pretrained(tmp_path / "model")
     files = sorted(p.name for p in (tmp_path / "model").glob("*.safetensors"))
     assert len(files) == (len(names) if most == 1 else 1)
-    again: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert again.dtype == torch.bfloat16
     assert again.config.architectures == [type(model).__name__]
     assert all(torch.equal(p, again.get_parameter(name)) for name, p in model.named_parameters())
     assert model_on_meta(str(tmp_path / "model"), torch.bfloat16) is not None
 
 
-def test_a_rank_that_does_not_write_takes_part_alone(tmp_path: Path) -> None:
-    seen: list[int] = []
+def test_a_rank_that_does_not_write_takes_part_alone(tmp_path):
+    seen = []
 
-    def blocks() -> Any:
+    def blocks():
         for i in range(3):
             seen.append(i)
             yield {}
@@ -99,14 +92,14 @@ FAMILIES = [
 ]
 
 
-def test_a_layer_is_one_piece_and_so_is_each_weight_outside() -> None:
+def test_a_layer_is_one_piece_and_so_is_each_weight_outside():
     names = ["embed.weight", "layers.0.a", "layers.0.experts.3.b", "layers.1.a", "norm.weight", "head.weight"]
     assert pieces(names) == [names[:1], names[1:3], names[3:4], names[4:5], names[5:]]
     assert pieces([]) == []
 
 
 @pytest.mark.parametrize(("family", "changes"), FAMILIES, ids=["tied", "untied", "experts"])
-def test_an_empty_module_takes_no_memory_and_is_the_model_once_filled(family: str, changes: dict[str, object]) -> None:
+def test_an_empty_module_takes_no_memory_and_is_the_model_once_filled(family, changes):
     model = build(family, changes)
     empty = without_memory(model)
     assert all(p.is_meta for p in empty.parameters())

@@ -1,7 +1,5 @@
 """Attention of variable length: its layouts against slow doubles, and its call against the torch that is installed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -33,17 +31,17 @@ def wrong(*args: Any, **named: Any) -> Tensor:
     return varlen_attn(query, key[: len(query)], value[: len(query)], cu_q, cu_q, max_q, max_q, **named)
 
 
-def test_the_proof_accepts_the_double_and_refuses_another_kernel() -> None:
+def test_the_proof_accepts_the_double_and_refuses_another_kernel():
     assert gap(torch.device("cpu"), torch.float32, 64, varlen_attn) < 1e-5
     assert gap(torch.device("cpu"), torch.float32, 64, wrong) > 0.1
 
 
-def test_no_kernel_is_tried_where_none_runs() -> None:
+def test_no_kernel_is_tried_where_none_runs():
     assert kernel_for(torch.device("cpu"), torch.bfloat16, 64) is None
     assert kernel_for(torch.device("cuda"), torch.float32, 64) is None
 
 
-def test_torchs_is_taken_where_it_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchs_is_taken_where_it_is_right(monkeypatch):
     """What is tried on a GPU in half precision is tried here in float32, with doubles."""
     real, cuda = varlen.gap, torch.device("cuda")
     monkeypatch.delenv(kernels.VARIABLE, raising=False)
@@ -63,7 +61,7 @@ def test_torchs_is_taken_where_it_is_right(monkeypatch: pytest.MonkeyPatch) -> N
         varlen._kernel_for.cache_clear()
 
 
-def test_torch_takes_the_call() -> None:
+def test_torch_takes_the_call():
     """Without a GPU: shapes and arguments of forward and backward are checked by torch's own rules for them."""
     pieces = [Piece(0, 4, 0, 0), Piece(4, 3, 4, 4)]
     table, keys = torch.tensor(pieces), torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6])
@@ -73,15 +71,12 @@ def test_torch_takes_the_call() -> None:
         out = varlen.attend(query, key, value, ends, 0.1, 3, varlen.of_torch())
         assert out.shape == query.shape
         out.sum().backward()
-        assert key.grad is not None
         assert key.grad.shape == key.shape
 
 
 @pytest.mark.parametrize("window", [None, 4])
 @pytest.mark.parametrize("tokens", [None, 8, 64])
-def test_the_kernel_attends_as_calls_do(
-    window: int | None, tokens: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_kernel_attends_as_calls_do(window, tokens, monkeypatch):
     """With padding to the widths of a GPU, for micro-batches of so many tokens, and without."""
     results = []
     for most, by_kernel in ((None, False), (tokens, False), (tokens, True)):
@@ -107,7 +102,7 @@ def test_the_kernel_attends_as_calls_do(
             torch.testing.assert_close(ours, plain, rtol=1e-10, atol=1e-12)
 
 
-def test_the_last_tokens_are_computed_where_they_are_asked_for() -> None:
+def test_the_last_tokens_are_computed_where_they_are_asked_for():
     layout = Runs.of(PATHS, WIDTH, ends=True, most=64, device="cuda")
     ids = torch.arange(len(PATHS) * WIDTH).view(len(PATHS), WIDTH)
     for i, row in enumerate(PATHS):
@@ -118,7 +113,7 @@ def test_the_last_tokens_are_computed_where_they_are_asked_for() -> None:
             assert int(layout.positions[layout.place[i, t]]) == t
 
 
-def test_a_micro_batch_has_few_widths() -> None:
+def test_a_micro_batch_has_few_widths():
     assert {packed_width(n, 4096, "cuda") for n in range(1, 4097)} == {1024, 2048, 4096}
     assert packed_width(9000, 4096, "cuda") == 12288, "a row that is longer than a full micro-batch"
     assert {packed_width(n, 100, "cuda") % 64 for n in range(1, 200)} == {0}

@@ -1,17 +1,16 @@
-"""The fast decode path against the model's own forward, row by row."""
-
-from __future__ import annotations
+"""The fast decode path against the model's own forward, row by row; its products against torch's own."""
 
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from tests.models.families import FAST, SLOW, VOCAB, build, logits_after, scatter, tiny
 from verizero.pipeline.models.decoder.cache import Cache, Room, room_of
 from verizero.pipeline.models.decoder.decoder import ON_CPU, ON_GPU, Decoder, Habits, check_parity, habits_of
-from verizero.pipeline.models.decoder.weights import unsupported
+from verizero.pipeline.models.decoder.weights import packed, product, unsupported
 from verizero.pipeline.rollout.hf_decoder import HfDecoder
 
 PROMPTS = [[3, 4, 5, 6, 7], [8], [9, 10, 11], [12, 3, 12, 3, 12]]
@@ -52,15 +51,18 @@ def expect(model: Any, rows: list[list[int]], logits: torch.Tensor) -> None:
 SMALL = Habits(prefill_tokens=9, align=4)
 
 
-@pytest.mark.parametrize("repeat", [REPEAT, GROUPS])
 @pytest.mark.parametrize(
-    ("name", "habits"),
-    [*((name, ON_CPU) for name in (*FAST, *SLOW)), *((name, habits) for name in FAST for habits in (ON_GPU, SMALL))],
+    ("name", "habits", "repeat"),
+    [
+        *((name, ON_CPU, REPEAT) for name in (*FAST, *SLOW)),
+        *((name, habits, GROUPS) for name in FAST for habits in (ON_GPU, SMALL)),
+        ("llama", ON_GPU, REPEAT),
+        ("llama", ON_CPU, GROUPS),
+    ],
 )
-def test_logits_are_those_of_the_model_for_rows_that_come_and_go(name: str, habits: Habits, repeat: list[int]) -> None:
+def test_logits_are_those_of_the_model_for_rows_that_come_and_go(name, habits, repeat):
     model = tiny(name)
-    decoder: Any = Decoder(model, habits) if name in FAST else HfDecoder(model)
-    assert decoder is not None
+    decoder = Decoder(model, habits) if name in FAST else HfDecoder(model)
     rows = [list(p) for p, n in zip(PROMPTS, repeat, strict=True) for _ in range(n)]
     logits, cache = start(decoder, PROMPTS, repeat, 8)
     if name in FAST:
@@ -83,10 +85,9 @@ def test_logits_are_those_of_the_model_for_rows_that_come_and_go(name: str, habi
 
 
 @pytest.mark.parametrize("name", list(FAST))
-def test_a_change_of_weights_is_seen_after_refresh_and_not_before(name: str) -> None:
+def test_a_change_of_weights_is_seen_after_refresh_and_not_before(name):
     model = tiny(name)
     decoder = Decoder.of(model)
-    assert decoder is not None
     before, _ = start(decoder, PROMPTS, REPEAT, 1)
     scatter(model, seed=1)
     held, cache = start(decoder, PROMPTS, REPEAT, 1)
@@ -103,13 +104,13 @@ class Watched(Decoder):
 
     tokens: list[int]
 
-    def _prefill(self, ids: torch.Tensor, *rest: Any) -> torch.Tensor:
+    def _prefill(self, ids, *rest):
         self.tokens.append(ids.numel())
         return super()._prefill(ids, *rest)
 
 
 @pytest.mark.parametrize(("most", "pieces"), [(1, [5, 5, 5, 5]), (10, [10, 10]), (19, [5, 15]), (20, [20])])
-def test_prompts_computed_in_pieces_have_the_same_bytes(most: int, pieces: list[int]) -> None:
+def test_prompts_computed_in_pieces_have_the_same_bytes(most, pieces):
     """On the CPU, where equal recipes must give equal bytes; padding is that of all prompts together."""
     model = tiny("qwen3 wide heads")
     whole, cache = start(Decoder(model), PROMPTS, REPEAT, 3)
@@ -123,7 +124,7 @@ def test_prompts_computed_in_pieces_have_the_same_bytes(most: int, pieces: list[
         assert torch.equal(decoder.step(tokens, own), Decoder.step(decoder, tokens, cache))
 
 
-def test_a_device_reads_aligned_columns_and_the_cpu_no_more_than_it_needs() -> None:
+def test_a_device_reads_aligned_columns_and_the_cpu_no_more_than_it_needs():
     model = tiny("llama")
     assert habits_of(torch.device("cpu")) == ON_CPU
     assert habits_of(torch.device("cuda", 0)) == ON_GPU
@@ -134,7 +135,7 @@ def test_a_device_reads_aligned_columns_and_the_cpu_no_more_than_it_needs() -> N
         assert cache.open_column() == -(-6 // habits.align) * habits.align
 
 
-def test_a_prompt_is_in_memory_once_however_many_rows_it_has() -> None:
+def test_a_prompt_is_in_memory_once_however_many_rows_it_has():
     """On the CPU where it is long enough for its number of rows, on a GPU wherever two rows share it."""
     assert room_of([30, 20], [2, 2], 99, 8, gpu=True) == Room(4, 8, 4, 30)
     assert room_of([30, 20], [2, 2], 99, 8, gpu=False) == Room(4, 38)
@@ -145,15 +146,13 @@ def test_a_prompt_is_in_memory_once_however_many_rows_it_has() -> None:
     assert wide == Room(128, 8, 2 * 16 + 1, 40), "as many again as are new, for prompts whose last row still runs"
     model = tiny("llama")
     _, cache = start(Decoder(model, ON_GPU), [[2, 3, 4] * 6], [5], 8)
-    assert cache.shared is not None
     assert cache.shared.keys.shape[1] < 5
     assert cache.lengths[:5].tolist() == [0] * 5
 
 
-def test_long_decodes_grow_the_rotations() -> None:
+def test_long_decodes_grow_the_rotations():
     model = build("llama", {"max_position_embeddings": 512})
     decoder = Decoder.of(model)
-    assert decoder is not None
     row = [(7 * i) % (VOCAB - 2) + 2 for i in range(300)]
     _, cache = start(decoder, [row[:250]], [1], 50)
     for token in row[250:-1]:
@@ -161,7 +160,7 @@ def test_long_decodes_grow_the_rotations() -> None:
     expect(model, [row], decoder.step(torch.tensor([row[-1]]), cache))
 
 
-def test_rows_move_to_free_slots_with_their_columns_and_lengths() -> None:
+def test_rows_move_to_free_slots_with_their_columns_and_lengths():
     keys = torch.arange(2 * 4 * 1 * 4 * 2.0).view(2, 4, 1, 4, 2)
     cache = Cache(keys.clone(), -keys)
     cache.admit([3, 1, 2], [1, 1, 1], [0, 1, 3])
@@ -173,7 +172,6 @@ def test_rows_move_to_free_slots_with_their_columns_and_lengths() -> None:
     assert torch.equal(cache.keys[:, 1], keys[:, 1])
     assert cache.lengths[:2].tolist() == [2, 1]
     bias = cache.spread_bias(cache.open_column())
-    assert bias is not None
     assert [[bool(x < 0) for x in row[0]] for row in bias.tolist()] == [[False] * 3, [False, False, True]]
 
 
@@ -193,27 +191,24 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", list(REFUSED))
-def test_what_is_not_computed_is_refused_with_its_reason(case: str) -> None:
+def test_what_is_not_computed_is_refused_with_its_reason(case):
     model_type, changes, word = REFUSED[case]
     model = build(model_type, changes)
     assert Decoder.of(model) is None
     reason = unsupported(model.config)
-    assert reason is not None
     assert word in reason
 
 
-def test_parity_holds_for_models_as_they_are() -> None:
+def test_parity_holds_for_models_as_they_are():
     for name in FAST:
         decoder = Decoder.of(tiny(name))
-        assert decoder is not None
         assert check_parity(decoder) < TOLERANCE
 
 
 @pytest.mark.run
-def test_in_sixteen_bits_the_rounding_of_many_layers_is_no_other_function() -> None:
+def test_in_sixteen_bits_the_rounding_of_many_layers_is_no_other_function():
     model = build("llama", {"hidden_size": 256, "num_hidden_layers": 8, "intermediate_size": 512}).to(torch.bfloat16)
     decoder = Decoder.of(model)
-    assert decoder is not None
     assert 0.01 < check_parity(decoder) < 0.3
 
 
@@ -237,7 +232,7 @@ def lie_about_head(model: Any) -> None:
 
 @pytest.mark.parametrize("lie", [lie_about_scale, lie_about_norm, lie_about_rotation, lie_about_head])
 @pytest.mark.parametrize("fresh", [False, True])
-def test_parity_catches_a_model_that_computes_something_else(lie: Any, fresh: bool) -> None:
+def test_parity_catches_a_model_that_computes_something_else(lie, fresh):
     """Also with the small weights of a model just made, whose logits are all but flat."""
     model = tiny("llama")
     if fresh:
@@ -246,16 +241,63 @@ def test_parity_catches_a_model_that_computes_something_else(lie: Any, fresh: bo
                 p.fill_(1.0) if p.dim() == 1 else p.normal_(0, 0.02, generator=torch.Generator().manual_seed(p.numel()))
     lie(model)
     decoder = Decoder.of(model)
-    assert decoder is not None
     with pytest.raises(ValueError, match="fast decode differs"):
         check_parity(decoder)
 
 
 @pytest.mark.parametrize("lie", [lie_about_scale, lie_about_norm, lie_about_rotation])
-def test_parity_catches_it_in_sixteen_bits_too(lie: Any) -> None:
+def test_parity_catches_it_in_sixteen_bits_too(lie):
     model = tiny("llama")
     lie(model)
     decoder = Decoder.of(model.to(torch.bfloat16))
-    assert decoder is not None
     with pytest.raises(ValueError, match="fast decode differs"):
         check_parity(decoder)
+
+
+def draws(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def assert_near(got: torch.Tensor, wanted: torch.Tensor) -> None:
+    """Equal to float32's accuracy of a sum: relative to the greatest value."""
+    assert got.shape == wanted.shape
+    if got.numel():
+        assert (
+            float((got.detach().double() - wanted.detach()).abs().max())
+            <= 2e-6 * float(wanted.detach().abs().max()) + 1e-6
+        )
+
+
+@pytest.mark.parametrize("lead", [(1,), (7,), (4, 9), (64, 70), (0,)])
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_value_is_that_of_float64(lead, with_bias, threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    x, weight, bias = draws(*lead, 24), draws(40, 24), draws(40) if with_bias else None
+    got = product(x, weight, bias)
+    torch.set_num_threads(before)
+    assert_near(got, F.linear(x.double(), weight.double(), None if bias is None else bias.double()))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_packed_weights_give_the_same_bytes_for_each_row_however_many_there_are(threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    x, weight, bias = draws(70, 96), draws(50, 96), draws(50)
+    own = packed(weight)
+    wanted = product(x, own, bias)
+    assert_near(wanted, F.linear(x.double(), weight.double(), bias.double()))
+    for rows in (1, 2, 7, 16, 33, 70):
+        torch.testing.assert_close(product(x[:rows], own, bias), wanted[:rows], rtol=0, atol=0)
+        if rows > 1:
+            torch.testing.assert_close(product(x[:rows], weight, bias), wanted[:rows], rtol=0, atol=0)
+    torch.set_num_threads(before)
+
+
+def test_packed_weights_are_copies_where_onednn_does_not_compute():
+    weight = draws(5, 3).double()
+    copied = packed(weight)
+    torch.testing.assert_close(copied, weight, rtol=0, atol=0)
+    weight.add_(1)
+    assert not torch.equal(copied, weight)

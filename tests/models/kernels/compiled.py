@@ -9,8 +9,6 @@ It shows that the kernels are valid for the compiler with the tiles that are use
 needs, and whether registers are spilled.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -51,10 +49,10 @@ def noted() -> Iterator[list[Launch]]:
     kernels = {name: getattr(log_probs, name) for name in ("_forward", "_to_logits")}
 
     class Noted:
-        def __init__(self, kernel: Any) -> None:
+        def __init__(self, kernel):
             self.kernel = kernel
 
-        def __getitem__(self, grid: Any) -> Any:
+        def __getitem__(self, grid):
             return lambda *arguments, **named: launches.append((self.kernel, arguments, named))
 
     for name, kernel in kernels.items():

@@ -4,8 +4,6 @@ Triton reads TRITON_INTERPRET when a kernel is defined, and it holds for all ker
 too. So the functions run in forks of a process of their own (`tests.warm`).
 """
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Callable
