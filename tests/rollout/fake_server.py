@@ -1,33 +1,30 @@
 """A server with vLLM's routes that answers from its seed: to lose, to hang and to lie in tests of those who ask it."""
 
-from __future__ import annotations
-
 import json
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
+from tests.processes import PATIENCE_S
 from verizero.pipeline.config.rollout import VllmConfig
 from verizero.pipeline.rollout.engine_model import EngineModel
 from verizero.pipeline.rollout.server_client import ServerSetup
 from verizero.pipeline.rollout.server_pool import ServerPool
 from verizero.pipeline.rollout.servers.vllm_server import servers
-from verizero.pipeline.rollout.vllm_remote import RemoteServer, WeightsPiece
 
 
 class Posted:
     """A channel that sends names alone, and needs no workers of the server."""
 
-    def __init__(self, server: RemoteServer) -> None:
+    def __init__(self, server):
         self.server = server
 
-    def send(self, bucket: WeightsPiece) -> None:
+    def send(self, bucket):
         self.server.ask("POST", "/update_weights", {"update_info": {"names": [name for name, _ in bucket]}})
 
-    def leave(self) -> None:
+    def leave(self):
         """Do nothing."""
 
 
@@ -46,7 +43,7 @@ class _Server(ThreadingHTTPServer):
     # Of many connections at once, the default of 5 has some reset, and who asked calls the server lost.
     request_queue_size = 128
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request, client_address):
         """Say nothing of those who left before they had the answer of a server that hung."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
@@ -55,12 +52,12 @@ class _Server(ThreadingHTTPServer):
 class FakeServer:
     """Answers `[seed % 50, last token]`, or behaves as one of these, after so many answers.
 
-    "dies", "fails", "refuses", "lies" (of its version), "hangs", "stalls" (in its answer), "takes long" (`long_s`), is
-    "stale", is "bare" (of routes that take weights), is "another" (program, which says OK to all).
+    "dies", "fails", "refuses", "lies" (of its version), "hangs", "stalls" (in its answer), "takes long" (until its
+    health is asked for), is "stale", is "bare" (of routes that take weights), is "another" (program, saying OK to all).
     """
 
-    def __init__(self, behaviour: str = "well", after: int = 0, long_s: float = 0.8) -> None:
-        self.behaviour, self.after, self.long_s = behaviour, after, long_s
+    def __init__(self, behaviour="well", after=0):
+        self.behaviour, self.after = behaviour, after
         self.num_asked = 0
         self.version = "default"
         self.num_updates = 0
@@ -70,6 +67,7 @@ class FakeServer:
         """Of the prompts that were answered."""
         self.is_open = threading.Event()
         self.hung = threading.Event()
+        self.health_asked = threading.Event()
         self._lock = threading.Lock()
         fake = self
 
@@ -77,12 +75,14 @@ class FakeServer:
             protocol_version = "HTTP/1.1"
             disable_nagle_algorithm = True  # a small answer would wait for the acknowledgement of its header
 
-            def do_GET(self) -> None:
+            def do_GET(self):
+                if self.path == "/health":
+                    fake.health_asked.set()
                 if fake.hung.is_set():
                     fake.is_open.wait()
                 self.answer(200, {"weight_version": fake.version, "world_size": 1})
 
-            def do_POST(self) -> None:
+            def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
                 status, said = fake.reply(self.path, body)
                 if status == 0:
@@ -91,7 +91,7 @@ class FakeServer:
                 else:
                     self.answer(status, said)
 
-            def answer(self, status: int, said: Any) -> None:
+            def answer(self, status, said):
                 data = b"OK" if fake.behaviour == "another" else json.dumps(said).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(data)))
@@ -101,7 +101,7 @@ class FakeServer:
                     fake.is_open.wait()
                 self.wfile.write(data)
 
-            def log_message(self, format: str, *args: Any) -> None:
+            def log_message(self, format, *args):
                 """Say nothing."""
 
         self.server = _Server(("127.0.0.1", 0), Handler)
@@ -109,11 +109,11 @@ class FakeServer:
         # Looks often whether it shall end: with the default, each test would wait half a second for that.
         self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True)
 
-    def start_again(self) -> None:
+    def start_again(self):
         """Forget the weights, as one does that is started with its own."""
         self.version = "default"
 
-    def reply(self, path: str, body: Any) -> tuple[int, Any]:
+    def reply(self, path, body):
         if path == "/collective_rpc" and self.behaviour == "bare":
             return 404, {"detail": "Not Found"}
         self.num_updates += path == "/start_weight_update"
@@ -134,7 +134,7 @@ class FakeServer:
         if misbehaves and self.behaviour == "stalls":
             self.hung.set()
         if misbehaves and self.behaviour == "takes long":
-            self.is_open.wait(self.long_s)
+            assert self.health_asked.wait(PATIENCE_S)
         if misbehaves and self.behaviour in ("dies", "fails", "refuses"):
             return {"dies": 0, "fails": 500, "refuses": 400}[self.behaviour], {"error": "not today"}
         self.seeds.append(body["sampling_params"]["seed"])
@@ -148,13 +148,11 @@ class FakeServer:
         }
         return 200, {"choices": [choice]}
 
-    def __enter__(self) -> FakeServer:
+    def __enter__(self):
         self.thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind, exc, trace):
         self.is_open.set()
         self.server.shutdown()
         self.server.server_close()

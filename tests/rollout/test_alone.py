@@ -1,9 +1,6 @@
 """Environments that bring what cannot be shown: their episode alone has no reward, and the others end as they would."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,23 +21,10 @@ BAD = Prompt("bad", "1+1=", "environment", "2", environment="bad")
 USER = Message("user", "hi")
 
 
-class Scripted:
+def scripted(start: Start, reply: Reply) -> Any:
     """An environment that begins and answers as it was told."""
-
-    def __init__(self, start: Start, reply: Reply) -> None:
-        self._start, self._reply = start, reply
-
-    def make(self, prompt: Prompt, task_seed: int, sample_seed: int) -> Scripted:
-        return self
-
-    def start(self) -> Start:
-        return self._start
-
-    def step(self, message: Message) -> Reply:
-        return self._reply
-
-    def close(self) -> None:
-        pass
+    episode = SimpleNamespace(start=lambda: start, step=lambda message: reply, close=lambda: None)
+    return SimpleNamespace(make=lambda *_: episode)
 
 
 DONE = Reply((), done=True, outcome=Verdict("graded", 1.0, "right"))
@@ -62,70 +46,48 @@ STARTS = {
     "ends with the assistant": Start((USER, Message("assistant", "x"))),
     "begins with a tool": Start((Message("tool", "x", answers="1"), USER)),
     "tools": Start((USER,), (ToolSchema("f", "", {"properties": {1: {2: {3}}}}),)),
-    "parameters": Start((USER,), (ToolSchema("f", "", 7),)),  # type: ignore[arg-type]
-    "self": Start((USER,), (7,)),  # type: ignore[arg-type]
+    "parameters": Start((USER,), (ToolSchema("f", "", 7),)),
+    "self": Start((USER,), (7,)),
+    "schema of a list": Start((USER,), (ToolSchema("f", END, {"type": "object", "properties": ["a"]}),)),
 }
 REPLIES = {
     **{f"answer {name}": Reply((Message("tool", value, answers="0-0"),)) for name, value in ODD.items()},
     "history ends with the assistant": Reply(history=(USER, Message("assistant", "x"))),
     "history of nothing": Reply(history=()),
     "history half a pair": Reply(history=(USER, Message("assistant", "\ud800"), USER)),
-    "history of numbers": Reply(history=(7,)),  # type: ignore[arg-type]
+    "history of numbers": Reply(history=(7,)),
     "tools of history": Reply(history=(USER,), tools=(ToolSchema("f", "", {"properties": {(1, 2): 3}}),)),
-    "counts": Reply((USER,), counts={"a": "b"}),  # type: ignore[dict-item]
-    "uses": Reply((USER,), uses=(7,)),  # type: ignore[arg-type]
+    "counts": Reply((USER,), counts={"a": "b"}),
+    "uses": Reply((USER,), uses=(7,)),
     "empty": Reply((Message("user", ""),)),
 }
 
 
-@pytest.fixture(scope="module")
-def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(2) as pool:
-        yield pool
-
-
-def played(threads: ThreadPoolExecutor, template: dict[str, Any], start: Start, reply: Reply) -> list[Rollout]:
+def played(threads: Any, template: dict[str, Any], start: Start, reply: Reply) -> list[Rollout]:
     tokenizer = bare_tokenizer()
     tokenizer.chat_template = TEMPLATES["plain"]
     talk = turns_of(Renderer(tokenizer, Template.model_validate(template)))
     eos = tokenizer.eos_token_id
     engine = ScriptedEngine(lambda ids, seed: (*tokenizer("<f 1>")["input_ids"], eos), eos)
     engine.publish(1)
-    makers = {"good": Scripted(Start((USER,)), DONE), "bad": Scripted(start, reply)}
+    makers = {"good": scripted(Start((USER,)), DONE), "bad": scripted(start, reply)}
     episodes = EpisodeSetup(makers, talk, EpisodeLimits(max_turns=2, retries=0), threads)
     return play(engine, episodes, [GOOD, BAD, GOOD], 1, Sampling(20), 0, "rl")
 
 
-def check(rollouts: list[Rollout]) -> None:
-    """All have ended; the bad one is right or has no reward, and is no zero."""
-    first, bad, last = [r.episode for r in rollouts]
-    assert first is not None
-    assert bad is not None
-    assert last is not None
+CASES = {name: (start, DONE) for name, start in STARTS.items()}
+CASES |= {name: (Start((USER,)), reply) for name, reply in REPLIES.items()}
+
+
+@pytest.mark.parametrize(
+    "template", [{"name": "chat", "calls": "tags"}, {"name": "plain", "calls": "xml"}], ids=["chat", "plain"]
+)
+@pytest.mark.parametrize(("start", "reply"), CASES.values(), ids=CASES)
+def test_a_beginning_or_an_answer_that_cannot_be_shown_ends_its_episode_alone(threads, start, reply, template):
+    """The bad one is right or has no reward, and is no zero."""
+    first, bad, last = [r.episode for r in played(threads, template, start, reply)]
     assert [first.outcome, last.outcome] == [DONE.outcome] * 2
     assert bad.ending in ("done", "turns", "failed")
     if bad.ending == "failed":
-        assert bad.outcome is not None
         assert bad.outcome.status == "environment_error"
         assert bad.outcome.reason
-
-
-CHAT, TEXT = {"name": "chat", "calls": "tags"}, {"name": "plain", "calls": "xml"}
-
-
-@pytest.mark.parametrize("template", [CHAT, TEXT], ids=["chat", "plain"])
-@pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
-def test_a_beginning_that_cannot_be_shown(threads: ThreadPoolExecutor, start: Start, template: dict[str, Any]) -> None:
-    check(played(threads, template, start, DONE))
-
-
-@pytest.mark.parametrize("template", [CHAT, TEXT], ids=["chat", "plain"])
-@pytest.mark.parametrize("reply", REPLIES.values(), ids=REPLIES)
-def test_an_answer_that_cannot_be_shown(threads: ThreadPoolExecutor, reply: Reply, template: dict[str, Any]) -> None:
-    check(played(threads, template, Start((USER,)), reply))
-
-
-@pytest.mark.parametrize("properties", [{"a": {"type": ["integer", "null"]}}, ["a"], {"a": 1}, 7, None])
-def test_tools_that_cannot_be_read(threads: ThreadPoolExecutor, properties: Any) -> None:
-    tool = ToolSchema("f", END, {"type": "object", "properties": properties})
-    check(played(threads, CHAT, Start((USER,), (tool,)), DONE))

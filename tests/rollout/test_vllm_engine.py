@@ -1,19 +1,21 @@
-"""vLLM in this process: weights after each publish, log-probs, seeds, ends, refusals; on the real engine."""
+"""vLLM in this process: weights after each publish, log-probs, seeds, refusals, and its end; on the real engine."""
 
-from __future__ import annotations
-
+import gc
+import os
 import random
-from collections.abc import Iterator
+import weakref
 from typing import Any
 
 import numpy
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.models.families import build, next_logits, scatter
-from tests.rollout.real_vllm import needs_vllm
+from tests.rollout.stub_vllm import needs_vllm
 from verizero.pipeline.config.rollout import VllmConfig
 from verizero.pipeline.errors import EngineError
+from verizero.pipeline.models.compiled import COMPILE_THREADS
 from verizero.pipeline.rollout.engine import Completion, Engine, Request, Sampling
 from verizero.pipeline.rollout.engine_model import EngineModel
 from verizero.pipeline.rollout.sampling import cut_off
@@ -34,7 +36,7 @@ REQUESTS = [
 class Colocated:
     """A policy that moves, and the engine that is to follow it."""
 
-    def __init__(self, **shape: Any) -> None:
+    def __init__(self, **shape):
 
         self.model = build("qwen2", {"hidden_size": 128, **shape})
         self.left_out: str | None = None
@@ -44,20 +46,20 @@ class Colocated:
         self.after = torch.get_rng_state(), random.getstate(), numpy.random.get_state()[1].tolist()
         self.next = 0
 
-    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def weights(self):
         return ((n, p.detach()) for n, p in self.model.named_parameters() if n != self.left_out)
 
-    def move(self) -> None:
+    def move(self):
         """An update of the policy that the engine is not told of."""
         self.next += 1
         scatter(self.model, self.next)
 
-    def publish(self) -> None:
+    def publish(self):
         self.engine.publish(self.next)
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
-def both(request: pytest.FixtureRequest) -> Iterator[Colocated]:
+@pytest.fixture(scope="module", params=[True, pytest.param(False, marks=pytest.mark.nightly)], ids=["tied", "untied"])
+def both(request):
     """With the output layer tied to the embedding, and of its own."""
     both = Colocated(tie_word_embeddings=request.param)
     yield both
@@ -83,10 +85,6 @@ def scored(model: Any, prompt: tuple[int, ...], answer: Completion, sampling: Sa
     return found
 
 
-def check_greedy(both: Colocated) -> None:
-    check_responses(both.engine, both.model)
-
-
 def check_responses(engine: Engine, model: Any) -> None:
     """Greedy responses are those of the model's present weights, and sampled ones have its log-probs."""
     for request, completions in zip(REQUESTS, engine.generate(REQUESTS, Sampling(20, temperature=0)), strict=True):
@@ -97,15 +95,47 @@ def check_responses(engine: Engine, model: Any) -> None:
             assert one.logprobs == pytest.approx(scored(model, request.prompt_ids, one, sampling), abs=1e-4)
 
 
+@pytest.mark.nightly  # first: a process has one engine at a time
+@pytest.mark.parametrize("of_trainer", [True, False])
+def test_its_memory_is_free_and_the_trainers_group_stays(of_trainer, monkeypatch):
+    """The second time a second engine starts where the first one was."""
+    import torch._inductor.config as inductor
+
+    monkeypatch.delenv(COMPILE_THREADS, raising=False)
+    if of_trainer:
+        dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        with inductor.patch(compile_threads=7):
+            both = Colocated()
+            assert COMPILE_THREADS not in os.environ
+            assert inductor.compile_threads == 7
+        both.publish()
+        check_responses(both.engine, both.model)
+        engine = both.engine._llm.llm_engine
+        finalizer, model = engine.engine_core._finalizer, weakref.ref(engine._get_driver_model_for_cleanup())
+        assert model() is not None
+        del engine
+        both.engine.close()
+        gc.collect()
+        assert not finalizer.alive, "vLLM would end the trainer's group at some later time"
+        assert model() is None
+        assert dist.is_initialized() is of_trainer
+        if of_trainer:
+            dist.all_reduce(torch.ones(1))
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
 @pytest.mark.parametrize("times", range(3))
-def test_after_each_publish_the_engine_is_the_trainer(both: Colocated, times: int) -> None:
+def test_after_each_publish_the_engine_is_the_trainer(both, times):
     both.move()
     both.publish()
     assert both.engine.version == both.next
-    check_greedy(both)
+    check_responses(both.engine, both.model)
 
 
-def test_an_update_reaches_the_engine_by_publish_only(both: Colocated) -> None:
+def test_an_update_reaches_the_engine_by_publish_only(both):
     both.publish()
     before = both.engine.generate(REQUESTS, Sampling(20, temperature=0))
     both.move()
@@ -126,7 +156,7 @@ def test_an_update_reaches_the_engine_by_publish_only(both: Colocated) -> None:
     ],
     ids=["plain", "cool", "hot", "greedy", "top_p", "top_k"],
 )
-def test_log_probs_are_the_trainers(both: Colocated, sampling: Sampling) -> None:
+def test_log_probs_are_the_trainers(both, sampling):
     both.publish()
     answers = both.engine.generate(REQUESTS, sampling)
     seen = 0
@@ -139,16 +169,16 @@ def test_log_probs_are_the_trainers(both: Colocated, sampling: Sampling) -> None
     assert seen > 20
 
 
-def test_weights_that_do_not_come_are_missed(both: Colocated) -> None:
+def test_weights_that_do_not_come_are_missed(both):
     both.left_out = "model.layers.1.mlp.down_proj.weight"
     with pytest.raises(EngineError, match=r"1 weights.*layers\.1\.mlp\.down_proj"):
         both.publish()
     both.left_out = None
     both.publish()
-    check_greedy(both)
+    check_responses(both.engine, both.model)
 
 
-def test_responses_of_another_version_are_refused(both: Colocated) -> None:
+def test_responses_of_another_version_are_refused(both):
     both.publish()
     both.engine._llm.llm_engine.set_weight_version("older")
     with pytest.raises(EngineError, match="version older"):
@@ -157,15 +187,15 @@ def test_responses_of_another_version_are_refused(both: Colocated) -> None:
     assert len(both.engine.generate(REQUESTS[:1], Sampling(2))[0]) == 3
 
 
-def test_sleep_is_declined_on_the_cpu_with_its_reason(both: Colocated) -> None:
+def test_sleep_is_declined_on_the_cpu_with_its_reason(both):
     assert "CPU" in str(both.engine.sleep_note)
     both.engine.rest()
     both.publish()
-    check_greedy(both)
+    check_responses(both.engine, both.model)
 
 
-def test_a_process_has_one_engine_at_a_time(both: Colocated) -> None:
+def test_a_process_has_one_engine_at_a_time(both):
     with pytest.raises(EngineError, match="close it"):
         VllmEngine(EngineModel.of(both.model, EOS), VllmConfig(kv_cache_gib=0.1), 64)
     both.publish()
-    check_greedy(both)
+    check_responses(both.engine, both.model)

@@ -1,14 +1,12 @@
 """vLLM's own senders and receivers (0.32), by the arguments that we give them; their GPU calls are doubled."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from tests.rollout.real_vllm import needs_vllm
+from tests.rollout.stub_vllm import needs_vllm
 from tests.rollout.test_vllm_transfer import WEIGHTS
 
 pytestmark = [pytest.mark.run, needs_vllm]
@@ -17,29 +15,29 @@ pytestmark = [pytest.mark.run, needs_vllm]
 class Client:
     """Notes what vLLM's sender asks of a server."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.asked: list[Any] = []
 
-    def init_weight_transfer_engine(self, info: Any) -> None:
+    def init_weight_transfer_engine(self, info):
         self.asked.append(("init", info))
 
-    def start_weight_update(self) -> None:
+    def start_weight_update(self):
         self.asked.append("start")
 
-    def update_weights(self, info: Any) -> None:
+    def update_weights(self, info):
         self.asked.append(("update", info))
 
-    def finish_weight_update(self, version: str | None = None) -> None:
+    def finish_weight_update(self, version=None):
         self.asked.append("finish")
 
 
-def test_vllms_nccl_sender_takes_our_arguments_and_our_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllms_nccl_sender_takes_our_arguments_and_our_pieces(monkeypatch):
     from vllm.distributed.weight_transfer import nccl_engine
 
     from verizero.pipeline.rollout.vllm_remote import _PieceSource
     from verizero.pipeline.rollout.vllm_worker import NcclTransfer, metadata_of, open_nccl
 
-    sent: list[Any] = []
+    sent = []
     monkeypatch.setattr(nccl_engine, "open_trainer_endpoint", lambda info: SimpleNamespace(world=info.world_size))
     monkeypatch.setattr(nccl_engine, "packed_nccl_broadcast_producer", lambda iterator, **how: sent.extend(iterator))
     client, piece = Client(), _PieceSource(SimpleNamespace(metadata_of=metadata_of))
@@ -62,19 +60,19 @@ def test_vllms_nccl_sender_takes_our_arguments_and_our_pieces(monkeypatch: pytes
     assert (update.names, update.dtype_names) == (["a", "b"], ["float32", "bfloat16"])
 
 
-def test_an_update_by_vllms_receivers_must_be_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_update_by_vllms_receivers_must_be_complete(monkeypatch):
     from verizero.pipeline.rollout import vllm_worker
 
     class Base:
         """One of vLLM's receivers: it loads a piece into `self.model`."""
 
-        def __init__(self, model: Any) -> None:
+        def __init__(self, model):
             self.model, self.model_config = model, None
 
-        def receive_weights(self, names: list[str]) -> None:
+        def receive_weights(self, names):
             self.model.load_weights([(name, torch.ones(1)) for name in names])
 
-        def finish_weight_update(self) -> None:
+        def finish_weight_update(self):
             """Do nothing."""
 
     class Receiver(vllm_worker.ChecksCompleteness, Base):
@@ -101,7 +99,7 @@ def test_an_update_by_vllms_receivers_must_be_complete(monkeypatch: pytest.Monke
     receiver.finish_weight_update()
 
 
-def test_layers_see_vllms_config_while_their_weights_come(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_see_vllms_config_while_their_weights_come(monkeypatch):
     from vllm.config import VllmConfig, get_current_vllm_config, get_current_vllm_config_or_none
 
     from verizero.pipeline.rollout import vllm_worker
@@ -112,9 +110,9 @@ def test_layers_see_vllms_config_while_their_weights_come(monkeypatch: pytest.Mo
         vllm_config = VllmConfig()
         model_runner = SimpleNamespace(get_model=lambda: "model")
 
-    seen: list[Any] = []
+    seen = []
 
-    def note(weights: Any) -> None:
+    def note(weights):
         seen.append(get_current_vllm_config())
 
     monkeypatch.setattr(vllm_worker, "Receiver", lambda *_: SimpleNamespace(load_weights=note, finish=lambda: None))
