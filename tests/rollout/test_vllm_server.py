@@ -1,6 +1,5 @@
 """Servers: work goes where there is room, a lost one's is sampled again elsewhere, versions are confirmed."""
 
-import os
 import re
 import threading
 from collections.abc import Callable
@@ -23,20 +22,16 @@ from verizero.pipeline.rollout.server_pool import ServerPool
 from verizero.pipeline.rollout.vllm_arguments import flags
 
 REQUESTS = [Request((3, 4), tuple(range(100, 130))), Request((8,), tuple(range(7, 27)))]
+NOWHERE = Path("/nowhere")
+"""Of logs of servers that a run starts itself."""
 
 
 def engine_of(*fakes: FakeServer, peers: Any = None, **options: Any) -> ServerPool:
     config = VllmConfig(urls=tuple(f.url for f in fakes), **{"request_timeout_s": 20, "concurrency": 4, **options})
-    policy, folder = EngineModel.of(build("qwen2", {}), (1, 5)), Path(os.environ["VERIZERO_TEST_FOLDER"])
-    engine = pool_of(policy, config, folder, peers, None if "transfer" in options else Posted)
+    policy = EngineModel.of(build("qwen2", {}), (1, 5))
+    engine = pool_of(policy, config, NOWHERE, peers, None if "transfer" in options else Posted)
     engine.publish(3)
     return engine
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("VERIZERO_TEST_FOLDER", str(tmp_path))
-    return tmp_path
 
 
 @pytest.fixture
@@ -254,10 +249,10 @@ def test_a_server_that_does_not_come_for_weights_is_not_waited_for(stack):
         engine_of(fake, transfer="gloo", request_timeout_s=3600)
 
 
-def test_an_address_that_is_none_is_refused(folder):
+def test_an_address_that_is_none_is_refused():
     policy = EngineModel.of(build("qwen2", {}), (1,))
     with pytest.raises(EngineError, match=r"rollout\.vllm\.urls: 'localhost:8000'"):
-        pool_of(policy, VllmConfig(urls=("localhost:8000",)), folder)
+        pool_of(policy, VllmConfig(urls=("localhost:8000",)), NOWHERE)
 
 
 def test_arguments_become_flags():
