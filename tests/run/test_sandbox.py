@@ -29,10 +29,9 @@ def back_to_default() -> Iterator[None]:
 
 
 @contextmanager
-def session_of(folder: Path, **settings: Any) -> Iterator[Session]:
-    """Open a run whose rows need programs."""
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in CODE))
-    data = {"train": [{"file": "rows.jsonl", "verifier": "code"}], "evaluation": []}
+def session_of(folder: Path, rows: list[Any], source: dict[str, Any], **settings: Any) -> Iterator[Session]:
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"train": [{"file": "rows.jsonl", "verifier": "code", **source}], "evaluation": []}
     config = tiny({"stages": ["rl"], "sft": None, "data": data, "sandbox": settings})
     with open_run(config, folder, folder / "run", "auto", Progress()) as session:
         yield session
@@ -41,7 +40,7 @@ def session_of(folder: Path, **settings: Any) -> Iterator[Session]:
 @pytest.mark.run
 def test_a_run_writes_down_its_isolation_but_not_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINE", "secret")
-    with session_of(tmp_path, workers=1, cpu_s=0.5, token_env="MINE") as session:
+    with session_of(tmp_path, CODE, {}, workers=1, cpu_s=0.5, token_env="MINE") as session:
         assert getattr(session.workers.graders.scorer.graders["code"], "params").limits().cpu_s == 0.5  # noqa: B009
         assert json.loads((tmp_path / "run" / "run.json").read_text())["isolation"] == session.run.isolation is not None
     assert current() == SandboxSettings()
@@ -49,24 +48,17 @@ def test_a_run_writes_down_its_isolation_but_not_the_token(tmp_path: Path, monke
         assert "secret" not in (tmp_path / "run" / file).read_text()
 
 
-def test_below_its_level_a_run_whose_environment_runs_programs_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    low_walls(monkeypatch)
-    row = {"id": 0, "question": "f", "answer": {"fn": "f", "tests": [{"args": [1], "expected": 1}]}}
-    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
-    source = {"file": "rows.jsonl", "verifier": "environment", "environment": "repair"}
-    data = {"train": [source], "evaluation": []}
-    config = tiny({"stages": ["rl"], "sft": None, "data": data, "sandbox": {"workers": 1}})
-    with pytest.raises(IsolationError), open_run(config, tmp_path, tmp_path / "run", "auto", Progress()):
-        pass
+ENVIRONMENT = {"id": 0, "question": "f", "answer": {"fn": "f", "tests": [{"args": [1], "expected": 1}]}}
 
 
+@pytest.mark.parametrize(
+    ("rows", "source"), [(CODE, {}), ([ENVIRONMENT], {"verifier": "environment", "environment": "repair"})]
+)
 def test_below_its_level_a_run_is_refused_before_a_policy_is_built(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rows: list[Any], source: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     low_walls(monkeypatch)
     monkeypatch.setattr("verizero.pipeline.run.opening.load_policy", lambda *_: pytest.fail("too late"))
-    with pytest.raises(IsolationError), session_of(tmp_path, workers=1):
+    with pytest.raises(IsolationError), session_of(tmp_path, rows, source, workers=1):
         pass
     assert not (tmp_path / "run" / "metrics.jsonl").exists()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ from tests.checks.before import chat_model, of_chat
 from tests.data.chat_templates import END
 from tests.scripted_engine import ScriptedEngine
 from tests.stages.tiny import tiny
-from tests.warm import warm
 from verizero.pipeline.cli import parser
 from verizero.pipeline.commands import chat
 from verizero.pipeline.config.auto import for_machine
@@ -98,26 +95,27 @@ def folder_of(path: Path, seed: int = 0, chat_template: str | None = None, chara
     return path
 
 
+def ask(words: list[str], typed: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+    arguments = parser().parse_args(["chat", *words, "--max-tokens", "4", "--temperature", "0", "--device", "cpu"])
+    return int(arguments.run(arguments))
+
+
 @pytest.mark.run
 @pytest.mark.parametrize(("characters", "between"), [(CHARACTERS, "/new\n"), ("abx", "")], ids=["asks on", "alone"])
-def test_lines_are_answered_in_the_terminal(characters: str, between: str, tmp_path: Path) -> None:
+def test_lines_are_answered_in_the_terminal(
+    characters: str, between: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where the tokenizer cannot write what follows an answer, each line is asked alone."""
     model = str(folder_of(tmp_path / "model", characters=characters))
-    command = [sys.executable, "-m", "verizero.pipeline.cli", "chat", model]
-    command += ["--max-tokens", "4", "--temperature", "0", "--device", "cpu"]
-    typed = f"ab\n{between}ab\n" + "x" * 90 + "\n"
-    done: subprocess.CompletedProcess[str] = warm().call(
-        subprocess.run, command, input=typed, capture_output=True, text=True, check=True
-    )
-    lines = done.stdout.splitlines()
-    assert len(lines) >= 2
-    assert lines[0] == lines[1], "a first line has the same answer"
-    assert "maximum context length is 64" in done.stderr
+    assert ask([model], f"ab\n{between}ab\n" + "x" * 90 + "\n", monkeypatch) == 0
+    told = capsys.readouterr()
+    first, second, *_ = told.out.splitlines()
+    assert first == second, "a first line has the same answer"
+    assert "maximum context length is 64" in told.err
 
 
 class TestBeside:
-    """Two models that answer the same lines."""
-
     @pytest.fixture
     def trained(self, tmp_path: Path) -> Path:
         """A run's folder, whose model started from another folder and whose template has a system message."""
@@ -129,28 +127,23 @@ class TestBeside:
         (tmp_path / "run" / "recipe.yaml").write_text(dump(recipe))
         return tmp_path / "run"
 
-    def ask(self, words: list[str], typed: str, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-        """Return the lines that the command prints."""
-        monkeypatch.setattr("sys.stdin", io.StringIO(typed))
-        arguments = parser().parse_args(["chat", *words, "--max-tokens", "4", "--temperature", "0", "--device", "cpu"])
-        assert arguments.run(arguments) == 0
+    def ask(self, words: list[str], capsys: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        assert ask(words, "ab\ncd\n/new\nab\n", monkeypatch) == 0
         return str(capsys.readouterr().out).splitlines()
 
     @pytest.mark.run
     def test_both_answer_each_line_as_they_would_alone(
         self, trained: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        typed = "ab\ncd\n/new\nab\n"
-        alone = self.ask([str(trained)], typed, capsys, monkeypatch)
-        before = self.ask([str(trained.parent / "before"), "--system", "s"], typed, capsys, monkeypatch)
-        both = self.ask([str(trained), "--against", "start"], typed, capsys, monkeypatch)
+        alone = self.ask([str(trained)], capsys, monkeypatch)
+        before = self.ask([str(trained.parent / "before"), "--system", "s"], capsys, monkeypatch)
+        both = self.ask([str(trained), "--against", "start"], capsys, monkeypatch)
         assert both == [
             line for old, new in zip(before, alone, strict=True) for line in (f"start: {old}", f"{trained}: {new}")
         ]
         assert alone != before
         assert alone[0] == alone[2]
-        assert alone == self.ask([str(trained), "--system", "s"], typed, capsys, monkeypatch)
-        assert alone != self.ask([str(trained), "--system", "another"], typed, capsys, monkeypatch)
+        assert alone != self.ask([str(trained), "--system", "another"], capsys, monkeypatch)
 
     def test_a_model_without_a_start_is_told_to_name_the_other(self, trained: Path) -> None:
         model = str(trained / "model")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -18,20 +18,19 @@ from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.loop.phases import PhaseWrapper, unwrapped
 from verizero.pipeline.loop.rounds import run_round
 from verizero.pipeline.report.progress import Progress
+from verizero.pipeline.run.callbacks import Callback
 from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.saving import save_final
 from verizero.pipeline.run.session import Session
 from verizero.pipeline.run.state import Item, schedule
 from verizero.pipeline.stages.rl import rl_phases
-from verizero.pipeline.whole_run import items_by_stage, run_items, train
+from verizero.pipeline.whole_run import InProcess, items_by_stage, run_items, train
 
 RIGHT_SHARE = 3
 """Scripted answers are right for seeds divisible by this."""
 
 
 class Heard(Progress):
-    """Remembers the lines that were shown."""
-
     def __init__(self) -> None:
         self.lines: list[str] = []
 
@@ -57,7 +56,6 @@ def session_of(folder: Path, right: str = "some", **changes: Any) -> Iterator[Se
 
 
 def lines(session: Session) -> list[str]:
-    """The lines that the session showed."""
     return display(session).lines
 
 
@@ -68,7 +66,6 @@ def display(session: Session) -> Heard:
 
 
 def round_of(session: Session, number: int = 1) -> Item:
-    """A round of the session's RL."""
     return next(i for i in schedule(session.setup.config) if i.kind == "rl" and i.round == number)
 
 
@@ -78,17 +75,14 @@ def train_round(session: Session, item: Item | None = None, **phases: Callable[.
 
 
 def rows(session: Session) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl so far."""
     return [json.loads(line) for line in (session.run.folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def weights(session: Session) -> list[torch.Tensor]:
-    """A copy of the policy's parameters."""
     return [p.detach().clone() for p in session.workers.backend.model.parameters()]
 
 
 def run_all(session: Session, wrap: PhaseWrapper = unwrapped) -> None:
-    """Do all that is left of the run."""
     for _, items in items_by_stage(session.run, session.state):
         run_items(session, items, wrap)
 
@@ -101,10 +95,24 @@ def train_model(config: RunConfig, base: Path, folder: Path, resume: Literal["au
     return folder
 
 
-def go(config: RunConfig, base: Path, resume: Literal["auto", "must", "changed"] = "auto", **more: Any) -> list[str]:
-    """Do a run, with its page, in `base`/run, with the files of `base`; return the lines that it showed."""
+class Pageless(InProcess):
+    """Leaves out a run's page, which is drawn from files in a second."""
+
+    def report(self, session: Session, function: Any) -> dict[str, Any]:
+        save_final(session.run, session.workers.backend)
+        return {}
+
+
+def go(
+    config: RunConfig,
+    base: Path,
+    resume: Literal["auto", "must", "changed"] = "auto",
+    page: bool = False,
+    callbacks: Sequence[Callback] = (),
+) -> list[str]:
+    """Do a run in `base`/run, with the files of `base`; return the lines that it showed."""
     heard = Heard()
-    train(config, base, base / "run", resume, heard, **more)
+    train(config, base, base / "run", resume, heard, None if page else Pageless(), callbacks)
     return heard.lines
 
 

@@ -10,9 +10,8 @@ import pytest
 
 from tests.stages.broken import Broken, goes_on_as_if_never_broken, run
 from tests.stages.marks import MARKED
-from tests.stages.sessions import Heard, train_model
-from tests.stages.start import ABLE, policy
-from tests.stages.start import start as begun
+from tests.stages.sessions import go, train_model
+from tests.stages.start import start
 from tests.stages.tiny import tiny
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import DataError, RunError
@@ -26,20 +25,11 @@ NEAR = 1e-5
 SAMPLED = {"prompts": 16, "samples": 6, "pairing": {"per_prompt": 2}}
 
 
-def recipe(start: Path | None = None, **preference: Any) -> RunConfig:
-    """A preference stage alone, from the model in `start`; null: from one that has learned nothing."""
+def recipe(policy: str = "", **preference: Any) -> RunConfig:
+    """A preference stage alone, from that policy, with marks by chance; or from one that knows nothing."""
     section = {"loss": {"name": "dpo"}, "steps": 4, "batch_size": 4, "sampled": SAMPLED, "optimizer": CALM}
     given: dict[str, Any] = {"stages": ["preference"], "preference": {**section, **preference}}
-    given["evaluation"] = {"before_training": False}
-    if start is not None:
-        given["model"] = {"create": None, "path": str(start)}
-    return tiny(given)
-
-
-@pytest.fixture(scope="module")
-def start() -> Path:
-    """A model that answers sums, sometimes rightly."""
-    return policy(*ABLE)
+    return tiny({**given, "evaluation": {"before_training": False}}, [policy, MARKED] if policy else [])
 
 
 def rows(folder: Path, kind: str) -> list[dict[str, Any]]:
@@ -51,15 +41,13 @@ def rows(folder: Path, kind: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.run
-def test_a_verifier_is_enough_right_answers_against_wrong_ones_of_the_policy(tmp_path: Path, start: Path) -> None:
-    train_model(recipe(start), tmp_path, tmp_path / "run")
+def test_a_verifier_is_enough_right_answers_against_wrong_ones_of_the_policy(tmp_path: Path) -> None:
+    train_model(recipe(start()), tmp_path, tmp_path / "run")
     pairs = read_jsonl(tmp_path / "run/stages/preference/pairs-1.jsonl")
     assert pairs
     for pair in pairs:
         assert pair["rewards"] == [1.0, 0.0]
         assert pair["policy_version"] == 0
-        left, right = pair["prompt"].rstrip("=").split("+")
-        assert f"{int(left) + int(right)}" in pair["chosen"]
     steps = rows(tmp_path / "run", "step")
     assert [s["step"] for s in steps] == [1, 2, 3, 4]
     assert steps[0]["metrics"]["preference/margin"] == pytest.approx(0.0, abs=NEAR), "the reference is the policy"
@@ -73,10 +61,10 @@ def test_a_verifier_is_enough_right_answers_against_wrong_ones_of_the_policy(tmp
 @pytest.mark.run
 @pytest.mark.parametrize("every_part", [False, True])
 def test_parts_have_their_own_pairs_and_each_its_own_reference_also_after_a_break(
-    tmp_path: Path, start: Path, every_part: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, every_part: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("verizero.pipeline.stages._epochs.CHUNK_STEPS", 2)
-    config = recipe(start, parts=2, sampled={**SAMPLED, "every_part": every_part})
+    config = recipe(start(), parts=2, sampled={**SAMPLED, "every_part": every_part})
     # "train" ends twice in each part, and what it did is in a checkpoint once it begins again
     goes_on_as_if_never_broken(config, tmp_path, [("sample", 1), ("train", 1), ("train", 2), ("train", 2)])
     folder = tmp_path / "whole/stages/preference"
@@ -95,14 +83,14 @@ def test_parts_have_their_own_pairs_and_each_its_own_reference_also_after_a_brea
 
 @pytest.mark.run
 def test_a_reference_that_is_gone_is_not_made_anew_of_another_policy(
-    tmp_path: Path, start: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("verizero.pipeline.stages._epochs.CHUNK_STEPS", 1)
     with pytest.raises(Broken):
-        run(recipe(start), tmp_path / "run", ("train", 2))
+        run(recipe(start()), tmp_path / "run", ("train", 2))
     next((tmp_path / "run/stages/preference").glob("reference-1-*")).unlink()
     with pytest.raises(RunError, match="reference-1-"):
-        train(recipe(start), tmp_path, tmp_path / "run", "must", Progress())
+        train(recipe(start()), tmp_path, tmp_path / "run", "must", Progress())
 
 
 def file_of(tmp_path: Path, pairs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -122,14 +110,13 @@ def test_pairs_of_a_file_are_graded_and_counted_and_nothing_is_lost(tmp_path: Pa
         {"prompt": "1+3=", "chosen": "4" * 90, "rejected": "5", "answer": "4"},
         {"prompt": "1+4=", "chosen": "6", "rejected": "7", "answer": "5"},
     ]
-    said = Heard()
     config = recipe(
         pairs=[file_of(tmp_path, [*PAIRS, WRONG, *bad])],
         on_wrong_chosen="drop",
         epochs=1.5,
         steps=None,
     )
-    train(config, tmp_path, tmp_path / "run", "auto", said)
+    words = "\n".join(go(config, tmp_path))
     folder = tmp_path / "run/stages/preference"
     kept = {p["prompt"]: p["chosen"] for p in read_jsonl(folder / "pairs-1.jsonl")}
     assert kept == {p["prompt"]: p["chosen"] for p in PAIRS}
@@ -137,7 +124,6 @@ def test_pairs_of_a_file_are_graded_and_counted_and_nothing_is_lost(tmp_path: Pa
     left = {line["row"]["prompt"]: line["why"] for line in read_jsonl(folder / "left_out.jsonl")}
     assert left.keys() == {"8+8=", "1+1=", "1+2=", "1+3=", "1+4="}
     assert left["1+3="].startswith("past the context: ")
-    words = "\n".join(said.lines)
     for word in ("with equal sides", "with an empty side", "past the context"):
         assert f"1 {word} (first: " in words
     assert "2 wrong by the verifier, dropped" in words
@@ -171,7 +157,7 @@ def test_online_the_best_of_a_group_trains_against_its_worst(tmp_path: Path, los
     section = {"loss": {"name": loss}, "rounds": 2, "steps_per_round": 2, "prompts_per_step": 3, "group_size": 6}
     section |= {"optimizer": CALM, "reference": None if schedule is None else {"schedule": schedule}}
     changes = {"stages": ["online_preference"], "sft": None, "online_preference": section}
-    train_model(tiny(changes, [begun(), MARKED]), tmp_path, tmp_path / "run")
+    train_model(tiny(changes, [start(), MARKED]), tmp_path, tmp_path / "run")
     lines = read_jsonl(tmp_path / "run" / "metrics.jsonl")
     steps = [r["metrics"] for r in lines if r["kind"] == "step"]
     assert len(steps) == 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from tests.stages.start import ONLY_RL, start
 from tests.stages.tiny import tiny
 from verizero.pipeline.errors import EngineError
 from verizero.pipeline.report.progress import Progress
-from verizero.pipeline.rollout.engine import Completion, EndedReader, Request, Sampling
+from verizero.pipeline.rollout.engine import Completion
 from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.rollouts import AheadSource
 from verizero.pipeline.run.session import Session
@@ -98,23 +98,32 @@ def test_responses_are_of_the_weights_they_name_though_others_are_trained_meanwh
     assert len(watch.kept) == 6
 
 
+AHEAD: dict[str, Any] = {"rollout": {"max_staleness": 1}, "rl": {"select": {"keep": "all"}}}
+
+
+def in_its_thread(session: Session, act: Callable[[], None]) -> None:
+    """Let the session's engine do that before it generates in the thread of generation."""
+    engine = session.workers.rollouts.engine
+
+    class Acts(ScriptedEngine):
+        def generate(self, *arguments: Any, **named: Any) -> list[list[Completion]]:
+            if threading.current_thread() is not threading.main_thread():
+                act()
+            return super().generate(*arguments, **named)
+
+    session.workers.rollouts.generation.engine = Acts(engine.script, engine.eos_id)
+
+
 def test_generation_goes_on_while_the_update_runs(tmp_path: Path) -> None:
     """Each would wait for the other for ever if they took turns."""
     updating, drawing = threading.Event(), threading.Event()
 
-    class Meets(ScriptedEngine):
-        def generate(
-            self, requests: Sequence[Request], sampling: Sampling, reader: EndedReader | None = None
-        ) -> list[list[Completion]]:
-            if threading.current_thread() is not threading.main_thread():
-                drawing.set()
-                assert updating.wait(60)
-            return super().generate(requests, sampling, reader)
+    def meet() -> None:
+        drawing.set()
+        assert updating.wait(60)
 
-    with session_of(tmp_path, rollout={"max_staleness": 1}, rl={"select": {"keep": "all"}}) as session:
-        session.workers.rollouts.generation.engine = Meets(
-            session.workers.rollouts.engine.script, session.workers.rollouts.engine.eos_id
-        )
+    with session_of(tmp_path, **AHEAD) as session:
+        in_its_thread(session, meet)
         plain = rl_phases(session).update
 
         def update(groups: Sequence[Group]) -> StepMetrics:
@@ -128,18 +137,11 @@ def test_generation_goes_on_while_the_update_runs(tmp_path: Path) -> None:
 
 
 def test_what_fails_in_the_thread_ends_the_run(tmp_path: Path) -> None:
-    class Breaks(ScriptedEngine):
-        def generate(
-            self, requests: Sequence[Request], sampling: Sampling, reader: EndedReader | None = None
-        ) -> list[list[Completion]]:
-            if threading.current_thread() is not threading.main_thread():
-                raise EngineError("the cable was cut")
-            return super().generate(requests, sampling, reader)
+    def fail() -> None:
+        raise EngineError("the cable was cut")
 
-    with session_of(tmp_path, rollout={"max_staleness": 1}, rl={"select": {"keep": "all"}}) as session:
-        session.workers.rollouts.generation.engine = Breaks(
-            session.workers.rollouts.engine.script, session.workers.rollouts.engine.eos_id
-        )
+    with session_of(tmp_path, **AHEAD) as session:
+        in_its_thread(session, fail)
         with pytest.raises(EngineError, match="the cable was cut"):
             train_round(session)
 

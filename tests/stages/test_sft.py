@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.stages.broken import run
-from tests.stages.sessions import Heard
+from tests.stages.sessions import go
 from tests.stages.tiny import tiny
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.data.texts import pieces
@@ -18,7 +18,6 @@ from verizero.pipeline.host.disk import read_jsonl
 from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.run.opening import open_run, prepare_run
 from verizero.pipeline.stages.pretrain import text_rows
-from verizero.pipeline.whole_run import train
 
 
 def sft(changes: dict[str, Any], **others: Any) -> RunConfig:
@@ -56,8 +55,7 @@ def shown(folder: Path, demonstrations: list[dict[str, Any]]) -> RunConfig:
 
 @pytest.mark.run
 def test_rows_that_teach_nothing_are_counted_named_and_kept(tmp_path: Path) -> None:
-    heard = Heard()
-    train(shown(tmp_path, [*BAD, *GOOD]), tmp_path, tmp_path / "run", "auto", heard)
+    said = go(shown(tmp_path, [*BAD, *GOOD]), tmp_path)
     lines = read_jsonl(tmp_path / "run/stages/sft/left_out.jsonl")
     why = {line["row"]["id"] if isinstance(line["row"], dict) else "torn": line["why"] for line in lines}
     assert why == {
@@ -74,7 +72,7 @@ def test_rows_that_teach_nothing_are_counted_named_and_kept(tmp_path: Path) -> N
     (note,) = [n for n in notes if "without a demonstration" in n]
     assert note.startswith("demonstrations: rows.jsonl: 7 demonstrations of 11 rows read; skipped 2 bad rows (first: ")
     assert "2 without a demonstration (first: mute)" in note
-    (line,) = [line for line in heard.lines if "past the context" in line]
+    (line,) = [line for line in said if "past the context" in line]
     assert all(words in line for words in ("sft: demonstrations", "6 of them", "7 rows", "long: 95 tokens", "64"))
 
 

@@ -27,7 +27,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def one(base: Path) -> Path:
-    """The folder of the run of one rank with vLLM in its process."""
     return trained(recipe("vllm", STEPS), base / "one")
 
 
@@ -77,12 +76,9 @@ def test_a_run_that_goes_on_draws_and_learns_what_a_whole_one_does(base: Path, o
 
 
 @pytest.mark.run
-def test_vllm_generates_ahead_of_the_update_and_the_same_bytes_again(base: Path) -> None:
-    config = recipe("vllm", 4)
-    ahead = config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_staleness": 1})})
-    for name in ("first", "again"):
-        assert [row["staleness/max"] for row in rows(trained(ahead, base / name))] == [0.0, 1.0, 1.0, 1.0]
-    assert (base / "first" / "rollouts.jsonl").read_bytes() == (base / "again" / "rollouts.jsonl").read_bytes()
+def test_vllm_generates_ahead_of_the_update(base: Path) -> None:
+    ahead = recipe("vllm", 4, rollout={"engine": "vllm", "max_staleness": 1})
+    assert [row["staleness/max"] for row in rows(trained(ahead, base / "ahead"))] == [0.0, 1.0, 1.0, 1.0]
 
 
 @pytest.mark.run
