@@ -107,7 +107,7 @@ def go(
     config: RunConfig,
     base: Path,
     resume: Literal["auto", "must", "changed"] = "auto",
-    page: bool = False,
+    page: bool = True,
     callbacks: Sequence[Callback] = (),
 ) -> list[str]:
     """Do a run in `base`/run, with the files of `base`; return the lines that it showed."""

@@ -55,16 +55,16 @@ def changes(base: Path) -> list[dict[str, Any]]:
 @pytest.mark.run
 def test_a_stage_continues_with_the_word_and_runs_again_without_it(base: Path) -> None:
     config = recipe("sft", "rl", {"name": "last", "kind": "sft"})
-    go(config, base)
+    go(config, base, page=False)
     before = steps(base)
     rewrite_judge(base, EVEN)
     shutil.copytree(base, base / "again")
-    said = go(config, base, "changed")
+    said = go(config, base, "changed", page=False)
     assert "rl continues: verifier judge.py changed; last is stale, and the earlier results are kept in stale/1" in said
     assert steps(base) == before
     assert [(c["stage"], c["allowed_by"]) for c in changes(base)] == [("rl", "resume")]
-    assert not [line for line in go(config, base) if "stale" in line or "continues" in line]
-    said = go(config, base / "again")
+    assert not [line for line in go(config, base, page=False) if "stale" in line or "continues" in line]
+    said = go(config, base / "again", page=False)
     assert any(line.startswith("rl and last are stale: verifier judge.py changed; they run again") for line in said)
     assert steps(base / "again") != before
     assert changes(base / "again") == []
@@ -76,12 +76,12 @@ def test_groups_left_over_are_dropped_if_another_verifier_graded_them(base: Path
         return STOP if event.metrics["groups/carried_out"] > 0 else None
 
     config = recipe("rl")
-    go(config, base, callbacks=[stop])
+    go(config, base, page=False, callbacks=[stop])
     done = len(steps(base))
     assert done < 4, "no step left groups over"
     shutil.copytree(base, base / "same")
-    go(config, base / "same")
+    go(config, base / "same", page=False)
     rewrite_judge(base, EVEN)
-    go(config, base, "changed")
+    go(config, base, "changed", page=False)
     assert [steps(b)[done]["metrics"]["groups/carried_in"] > 0 for b in (base / "same", base)] == [True, False]
     assert steps(base)[:done] == steps(base / "same")[:done]

@@ -77,7 +77,7 @@ def test_parts_have_their_own_pairs_and_each_its_own_reference_also_after_a_brea
     margins = [m["preference/margin"] for m in steps]
     assert margins[0] == pytest.approx(0.0, abs=NEAR)
     assert margins[4] == pytest.approx(0.0, abs=NEAR), "the second part holds against the policy that the first left"
-    assert margins[3] > 0.01
+    assert margins[3] > 0.003
     assert any(m["tree/ratio"] > 1.1 for m in steps), "nothing was shared"
 
 
@@ -116,7 +116,7 @@ def test_pairs_of_a_file_are_graded_and_counted_and_nothing_is_lost(tmp_path: Pa
         epochs=1.5,
         steps=None,
     )
-    words = "\n".join(go(config, tmp_path))
+    words = "\n".join(go(config, tmp_path, page=False))
     folder = tmp_path / "run/stages/preference"
     kept = {p["prompt"]: p["chosen"] for p in read_jsonl(folder / "pairs-1.jsonl")}
     assert kept == {p["prompt"]: p["chosen"] for p in PAIRS}

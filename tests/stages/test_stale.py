@@ -60,7 +60,7 @@ def stale_lines(config: RunConfig, base: Path) -> list[str]:
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = tmp_path_factory.mktemp("done")
     rows(base)
-    go(short(), base, page=True)
+    go(short(), base)
     return base
 
 
