@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from pathlib import Path
 
 from tests.stages.sessions import train_model
-from tests.stages.tiny import tiny
+from tests.stages.tiny import SUMS, tiny
 from tests.warm import FOLDER
 from verizero.pipeline.host.disk import locked
 
 ONLY_RL = ("stages=[rl]", "sft=null")
+RIGHT = SUMS | {"noise": 0}
+ABLE = ("sft.steps=240", f"data.train=[{{generator: {{name: arithmetic, params: {json.dumps(RIGHT)}}}}}]")
+"""A policy that answers a third of its sums rightly: it fills a step with half as many groups."""
 
 
 def start(*overrides: str) -> str:

@@ -13,7 +13,7 @@ import pytest
 from tests.stages.broken import killed
 from tests.stages.marks import MARKED
 from tests.stages.sessions import run_all, train_round
-from tests.stages.start import ONLY_RL, start
+from tests.stages.start import ABLE, ONLY_RL, start
 from tests.stages.tiny import tiny
 from verizero.pipeline.config.guard import LIMITS
 from verizero.pipeline.errors import RunError
@@ -113,7 +113,7 @@ KINDS: list[list[str]] = [
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_taken_back_a_run_does_the_same_again(kind: list[str], tmp_path: Path) -> None:
     """To its second step from its fourth: policy, optimiser, reference, critic, engine, sampler and groups are back."""
-    overrides = [start(), *ONLY_RL, MARKED, *kind, "checkpoint.keep=30", "data.evaluation=[]"]
+    overrides = [start(*ABLE), *ONLY_RL, *kind, "checkpoint.keep=30", "data.evaluation=[]"]
     run(tmp_path / "straight", overrides)
     folder = tmp_path / "back"
     with open_run(tiny(overrides=overrides), Path.cwd(), folder, "auto", Progress()) as session:
