@@ -5,6 +5,7 @@ import logging
 import sys
 from contextlib import closing
 from io import StringIO
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -83,23 +84,12 @@ def test_any_text_of_marks_is_shown_as_it_is(text):
     assert not any(link in in_markdown(text) and "`" not in in_markdown(text) for link in ("://", "www.", "@"))
 
 
-class _Policy:
-    """A served model that answers with one text."""
-
-    can_continue = True
-
-    def __init__(self, text):
-        self.text = text
-
-    def answer(self, messages, seed):
-        return Message("assistant", self.text), False
-
-
 @each_text
 def test_a_terminal_gets_no_command_of_a_policy(text, capsys):
     show(text)
     show(text, is_error=True)
-    chat._answer("model", _Policy(text), [], "hello", 1, True)
+    policy = SimpleNamespace(can_continue=True, answer=lambda *_: (Message("assistant", text), False))
+    chat._answer("model", policy, [], "hello", 1, True)
     evidence = Evidence("rollouts.jsonl", 1, text)
     show(_paragraph(Finding(0.5, text, (evidence,), text, cause="cause")))
     out = StringIO()

@@ -90,41 +90,37 @@ def test_an_answer_that_is_no_choice_is_refused_by_its_row(answer, tmp_path):
 
 
 CHAT = [{"role": "user", "content": "1+1?"}]
+CHOSEN = [*CHAT, {"role": "assistant", "content": "2"}]
+TURNS = [{"from": "human", "value": "1+1?"}, {"from": "gpt", "value": "2"}]
+ADD = {"instruction": "Add", "input": "1, 1"}
+LINES = [
+    ({"prompt": json.dumps(CHAT), "answer": "2"}, "question is 'prompt', answer 'answer'", "1+1?"),
+    (
+        {"question": "1+1?", "answer": "2", "level": 3},
+        "question is 'question', answer 'answer'; not used: 'level' (unless a reward function names them)",
+        "1+1?",
+    ),
+    (
+        ADD | {"output": "It is 2.", "history": [["Add.", "Three"]]},
+        "question is 'instruction' with 'input', response 'output'; not used: 'history'",
+        "Add\n\n1, 1",
+    ),
+    (
+        ADD | {"chosen": "2", "rejected": "3", "source": "a"},
+        "pairs of 'chosen' and 'rejected', prompt is 'instruction' with 'input'; not used: 'source'",
+        "Add\n\n1, 1",
+    ),
+    (
+        {"prompt": json.dumps(CHAT), "chosen": json.dumps([*CHAT, {"role": "assistant", "content": "2"}])}
+        | {"rejected": "3"},
+        "pairs of 'chosen' and 'rejected', prompt is 'prompt'",
+        None,
+    ),
+    ({"conversations": json.dumps(TURNS)}, "conversations in 'conversations'", "1+1?"),
+]
 
 
-@pytest.mark.parametrize(
-    ("row", "line", "question"),
-    [
-        ({"prompt": json.dumps(CHAT), "answer": "2"}, "question is 'prompt', answer 'answer'", "1+1?"),
-        (
-            {"question": "1+1?", "answer": "2", "solution": "Add.", "level": 3},
-            "question is 'question', answer 'answer'; not used: 'solution', 'level' "
-            "(unless a reward function names them)",
-            "1+1?",
-        ),
-        (
-            {"instruction": "Add", "input": "1, 1", "output": "It is 2.", "history": [["Add.", "Three"]]},
-            "question is 'instruction' with 'input', response 'output'; not used: 'history'",
-            "Add\n\n1, 1",
-        ),
-        (
-            {"instruction": "Add", "input": "1, 1", "chosen": "2", "rejected": "3", "source": "a"},
-            "pairs of 'chosen' and 'rejected', prompt is 'instruction' with 'input'; not used: 'source'",
-            "Add\n\n1, 1",
-        ),
-        (
-            {"prompt": json.dumps(CHAT), "chosen": json.dumps([*CHAT, {"role": "assistant", "content": "2"}]),
-             "rejected": "3"},
-            "pairs of 'chosen' and 'rejected', prompt is 'prompt'",
-            None,
-        ),
-        (
-            {"conversations": json.dumps([{"from": "human", "value": "1+1?"}, {"from": "gpt", "value": "2"}])},
-            "conversations in 'conversations'",
-            "1+1?",
-        ),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("row", "line", "question"), LINES)
 def test_the_line_says_what_is_used_and_what_is_not(row, line, question, tmp_path):
     meaning = guess([row], "rows")
     assert meaning.line == f"rows: {line}"

@@ -56,11 +56,15 @@ def chat_model(folder: Path, template: str | None = TEMPLATES["plain"], end: str
     return str(folder / "model")
 
 
+def chat(model: str, template: dict[str, Any] | None = None, **data: Any) -> dict[str, Any]:
+    """Return the changes of a recipe of RL that starts from a model with a chat template."""
+    data = {"template": {"name": "chat", **(template or {})}, **data}
+    return {"model": {"path": model, "create": None}, "rollout": {"max_response_tokens": 8}, "data": data}
+
+
 def of_chat(folder: Path, model: str, rows: list[dict[str, Any]] | None = None, **template: Any) -> RunConfig:
     """Return a recipe of RL that starts from a model with a chat template."""
-    data = {"template": {"name": "chat", **template}}
-    changes = {"model": {"path": model, "create": None}, "rollout": {"max_response_tokens": 8}}
-    return recipe(folder, rows or sums(), data=data, **changes)
+    return recipe(folder, rows or sums(), **chat(model, template))
 
 
 def looked(

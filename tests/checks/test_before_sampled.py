@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.checks.before import chat_model, looked, of_chat, recipe, sums
+from tests.checks.before import chat, chat_model, looked, of_chat, recipe, sums
 from tests.stages.tiny import TREE, tiny
 from verizero.pipeline.checks.before.parts import read_local_parts
 from verizero.pipeline.commands.rate import Rated, judged
@@ -28,7 +28,6 @@ def trained(tmp_path_factory):
 
 
 def after(model, longest=36, **changes):
-    """Return a recipe of RL that starts from the model."""
     rollout = {"max_response_tokens": longest}
     return tiny({"stages": ["rl"], "sft": None, "rollout": rollout, **changes}, [f"model={{path: {model}}}"])
 
@@ -107,20 +106,11 @@ def raises(attempt, params: VerifierParams):
 """
 
 
-def chat(folder, **data):
-    """Changes of a recipe that starts from a model with a chat template."""
-    return {
-        "model": {"path": chat_model(folder), "create": None},
-        "rollout": {"max_response_tokens": 8},
-        "data": {"template": {"name": "chat"}, **data},
-    }
-
-
 @pytest.mark.run
 def test_a_verifier_that_fails_on_sampled_responses_is_a_finding(tmp_path):
     (tmp_path / "raises.py").write_text(RAISES)
     source = {"file": "train.jsonl", "verifier": {"path": "raises.py:raises"}}
-    config = recipe(tmp_path, sums(verifier=None), **chat(tmp_path, train=[source]))
+    config = recipe(tmp_path, sums(verifier=None), **chat(chat_model(tmp_path), train=[source]))
     checks, _ = looked(config, tmp_path, without_model=False)
     (finding,) = checks["pass rates"].findings
     assert (finding.cause, finding.level) == ("infrastructure_zeros", "problem")
@@ -130,6 +120,6 @@ def test_a_verifier_that_fails_on_sampled_responses_is_a_finding(tmp_path):
 @pytest.mark.run
 def test_prompts_that_a_run_leaves_out_are_not_rated(tmp_path):
     held_out = [{**row, "id": f"held{row['id']}"} for row in sums(3)]
-    config = recipe(tmp_path, sums(), held_out, **chat(tmp_path, on_overlap="drop"))
+    config = recipe(tmp_path, sums(), held_out, **chat(chat_model(tmp_path), on_overlap="drop"))
     _, findings = looked(config, tmp_path, without_model=False)
     assert [e.line > 3 for e in findings["too_hard"].evidence] == [True] * 3

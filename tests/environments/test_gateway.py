@@ -141,13 +141,12 @@ class Client:
         return answer.status, json.loads(text) if is_json else text.decode()
 
 
-def answered(exchange: Exchange, *answers: Answer, wait_s: float = 0.0) -> threading.Thread:
+def answered(exchange: Exchange, *answers: Answer) -> threading.Thread:
     """Give these answers to the requests that come, in a thread."""
 
     def give():
         for answer in answers:
             pending = exchange.requests.get(timeout=PATIENCE_S)
-            threading.Event().wait(wait_s)
             exchange.answer(pending, answer)
 
     thread = threading.Thread(target=give)
@@ -204,12 +203,14 @@ def test_a_retry_gets_the_first_answer_and_an_equal_request_a_new_one(gateway):
 def test_a_stream_is_kept_open_while_it_waits(gateway, monkeypatch):
     monkeypatch.setattr(server, "KEEP_ALIVE_S", 0.05)
     exchange = gateway.open()
-    giving = answered(exchange, ANSWERS[1], wait_s=0.2)
-    status, text = Client(exchange).post("chat/completions", BODY | {"stream": True})
-    giving.join()
-    assert status == 200
-    assert text.count(": the policy is writing\n\n") >= 2
-    assert text.endswith("data: [DONE]\n\n")
+    client = Client(exchange)
+    client.send("chat/completions", BODY | {"stream": True})
+    stream = client.connection.getresponse()
+    for _ in range(2):
+        assert stream.readline() + stream.readline() == b": the policy is writing\n\n"
+    answered(exchange, ANSWERS[1]).join()
+    assert stream.status == 200
+    assert stream.read().endswith(b"data: [DONE]\n\n")
     gateway.forget(exchange)
 
 

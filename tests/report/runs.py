@@ -52,8 +52,8 @@ def make_run(folder: Path, rounds: int = 3, steps_per_round: int = 20, sft_steps
         if step % steps_per_round == 0:
             rows.append(_evaluation(rng, "rl", f"after round {round_}", round_, step, skill))
             rollouts += _rollouts(rng, f"evaluation/after round {round_}", round_, step, skill, 6)
-    _write(folder / "metrics.jsonl", rows)
-    _write(folder / "rollouts.jsonl", rollouts)
+    write(folder / "metrics.jsonl", rows)
+    write(folder / "rollouts.jsonl", rollouts)
     (folder / "recipe.yaml").write_text(RECIPE, encoding="utf-8")
     info = INFO | {"name": folder.name, "seed": seed}
     (folder / "run.json").write_text(json.dumps(info), encoding="utf-8")
@@ -65,7 +65,9 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_bytes().split(b"\n") if line]
 
 
-def _write(path: Path, rows: list[dict[str, Any]]) -> None:
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write the rows of a JSONL file, as a run does."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     lines = "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
     path.write_bytes(lines.encode("utf-8", "surrogatepass"))
 

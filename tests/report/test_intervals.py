@@ -114,23 +114,22 @@ def test_seeds_with_prompts_of_their_own_are_compared_by_their_means():
     assert paired_over_seeds([first, second, third]).value == pytest.approx(0.2)
 
 
-def test_what_has_no_interval_is_refused():
-    with pytest.raises(DataError, match="none"):
-        rate_interval([])
-    with pytest.raises(DataError, match=r"\[0, 1\], got -0.5"):
-        rate_interval([0.5, -0.5])
-    with pytest.raises(DataError, match="nan"):
-        mean_interval([1.0, math.nan])
-    with pytest.raises(DataError, match=r"no interval: .*at least 2 .* got 1"):
-        over_seeds([0.5])
-    with pytest.raises(DataError, match=r"no interval: 3 seeds of the same value \(0.3\)"):
-        over_seeds([0.3, 0.1 + 0.2, 0.3])
-    with pytest.raises(DataError, match="'b'"):
-        paired_difference({"a": 1.0}, {"a": 1.0, "b": 0.0})
-    with pytest.raises(DataError, match="none"):
-        paired_difference({}, {})
-    with pytest.raises(DataError, match="none"):
-        paired_over_seeds([])
+@pytest.mark.parametrize(
+    ("interval", "given", "words"),
+    [
+        (rate_interval, ([],), "none"),
+        (rate_interval, ([0.5, -0.5],), r"\[0, 1\], got -0.5"),
+        (mean_interval, ([1.0, math.nan],), "nan"),
+        (over_seeds, ([0.5],), r"no interval: .*at least 2 .* got 1"),
+        (over_seeds, ([0.3, 0.1 + 0.2, 0.3],), r"no interval: 3 seeds of the same value \(0.3\)"),
+        (paired_difference, ({"a": 1.0}, {"a": 1.0, "b": 0.0}), "'b'"),
+        (paired_difference, ({}, {}), "none"),
+        (paired_over_seeds, ([],), "none"),
+    ],
+)
+def test_what_has_no_interval_is_refused(interval, given, words):
+    with pytest.raises(DataError, match=words):
+        interval(*given)
 
 
 @pytest.mark.parametrize("num_seeds", [2, 3, 5, 10])

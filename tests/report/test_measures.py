@@ -118,10 +118,7 @@ def test_rates_are_of_the_work_since_the_last_step():
     assert work.take(seconds) == {}
     work.add("update", 100, 1e11)
     assert work.take({"generate": 1.0}) == {}, "a phase that took no time"
-
-
-def test_mfu_is_absent_where_the_gpus_speed_is_not_known():
-    work = Work()
+    work = Work()  # where the GPU's speed is not known
     work.add("update", 100, 1e11)
     assert work.take({"update": 2.0}) == {"update/tokens_per_s": 50}
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.report.runs import HOSTILE, RECIPE, make_run, read_rows
+from tests.report.runs import HOSTILE, RECIPE, make_run, read_rows, write
 from tests.shown_texts import Reader
 from verizero.pipeline.errors import RunError
 from verizero.pipeline.report.curves import Chart, Series
@@ -234,12 +234,6 @@ def rolled_back(to_step):
     return collapse(action="roll_back", to_step=to_step, roll_backs=1, knob={"rl.optimizer.learning_rate": 1.5e-4})
 
 
-def write(folder, name, rows):
-    folder.mkdir(exist_ok=True)
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    (folder / name).write_bytes(text.encode("utf-8", "surrogatepass"))
-
-
 def test_a_run_without_alarms_has_no_such_section(run_dir):
     assert "alarms" not in build_page(run_dir).read_text(encoding="utf-8").partition("</style>")[2]
 
@@ -250,7 +244,7 @@ def test_alarms_are_said_in_words_and_escaped(run_dir, tmp_path):
     graders = {"kind": "alarm", "alarm": "verifier", "stage": "rl", "step": 4, "where": "round 1 step 4"}
     graders |= {"failure_rate": 0.125, "responses": 512, "first": f"First: verifier_error: {HOSTILE}", "time": {}}
     rows += [graders, collapse(action="warn"), collapse(action="stop"), rolled_back(40)]
-    write(tmp_path, "metrics.jsonl", rows)
+    write(tmp_path / "metrics.jsonl", rows)
     page = build_page(tmp_path).read_text(encoding="utf-8")
     assert "round 1 step 4: graders failed on 12% of 512 responses. First: verifier_error: &lt;/script&gt;" in page
     assert "<img src=x" not in page
@@ -261,7 +255,7 @@ def test_alarms_are_said_in_words_and_escaped(run_dir, tmp_path):
 
 def test_of_many_alarms_the_last_are_listed(run_dir, tmp_path):
     rows = [collapse(action="warn") | {"step": i} for i in range(MAX_ALARMS + 7)]
-    write(tmp_path, "metrics.jsonl", read_rows(run_dir / "metrics.jsonl") + rows)
+    write(tmp_path / "metrics.jsonl", read_rows(run_dir / "metrics.jsonl") + rows)
     section = (
         build_page(tmp_path)
         .read_text(encoding="utf-8")
@@ -284,7 +278,7 @@ def test_undone_steps_and_evaluations_count_no_more(run_dir, tmp_path):
             row["metrics"]["reward/sampled"] = -100.0
         else:
             row["domains"]["arithmetic"]["pass@1"]["value"] = 0.0
-    write(tmp_path / "demo", "metrics.jsonl", [*rows[:at], *bad, rolled_back(40), *rows[at:]])
+    write(tmp_path / "demo" / "metrics.jsonl", [*rows[:at], *bad, rolled_back(40), *rows[at:]])
     (tmp_path / "demo" / "run.json").write_text((run_dir / "run.json").read_text())
     assert build_summary(tmp_path / "demo") == build_summary(run_dir)
     assert [r.step for r in read_run(tmp_path / "demo").rl_steps] == list(range(1, 61))
@@ -292,7 +286,7 @@ def test_undone_steps_and_evaluations_count_no_more(run_dir, tmp_path):
 
 def test_answers_of_a_step_done_twice_are_two_groups(run_dir, tmp_path):
     rows = read_rows(run_dir / "rollouts.jsonl")
-    write(tmp_path, "rollouts.jsonl", rows + [r | {"roll_backs": 1} for r in rows if r["step"] == 60])
+    write(tmp_path / "rollouts.jsonl", rows + [r | {"roll_backs": 1} for r in rows if r["step"] == 60])
     twice = [g for g in choose_samples(tmp_path).groups if g["step"] == 60]
     once = [g for g in choose_samples(run_dir).groups if g["step"] == 60]
     assert len(twice) == 2 * len(once)
