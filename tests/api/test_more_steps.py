@@ -52,7 +52,6 @@ def go(name, reward, steps=4, **more):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The folder of a run of four steps that nothing disturbed."""
     folder = tmp_path_factory.mktemp("whole")
     save_tiny(folder / "tiny")
     with contextlib.chdir(folder):

@@ -116,7 +116,6 @@ def with_steps(change, stage="rl", of=None):
 
 
 def changed(change, stage="rl"):
-    """The findings of the healthy run after `with_steps`."""
     return diagnose(with_steps(change, stage))
 
 

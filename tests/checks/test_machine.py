@@ -72,7 +72,6 @@ RECIPE = {
 
 
 def write_row(folder, verifier):
-    """Write a row whose answer the verifier reads."""
     answer = {"tests": [{"input": "1", "output": "2"}]} if verifier == "code" else "2"
     (folder / "rows.jsonl").write_text(json.dumps({"id": "a", "question": "1+1=", "answer": answer}) + "\n")
 

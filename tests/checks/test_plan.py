@@ -162,11 +162,7 @@ def test_what_does_not_fit_says_what_would():
     assert "does not fit" in said
     assert all(f"--set {words}" in said for words in found.settings[0].split())
     turned = [w for words in found.settings for w in words.split()]
-    names = dict(w.split("=") for w in turned)
-    tree = config.model_dump(mode="json")
-    tree["train"] |= {k.removeprefix("train."): parsed(v) for k, v in names.items() if k.startswith("train.")}
-    tree["rollout"] |= {k.removeprefix("rollout."): parsed(v) for k, v in names.items() if k.startswith("rollout.")}
-    alone = plan(parse(tree), 8, "h100")
+    alone = plan(parse(config.model_dump(mode="json"), turned), 8, "h100")
     assert alone.fits
     assert alone.peaks == found.peaks_with_settings
     assert alone.phases == found.phases, "the time is that of the recipe that fits"
@@ -234,10 +230,6 @@ def test_memory_of_generating_is_what_the_decoder_takes(size):
         cache = decoder.open([48] * 16, [4] * 16, 1024, 32)
         decoder.admit(cache, prompts, [4] * 16, range(64))
     assert sum(parts.values()) == pytest.approx(alive.peak, rel=0.15)
-
-
-def parsed(word):
-    return True if word == "true" else int(word) if word.isdigit() else word
 
 
 def test_zero_shares_out_what_it_says():

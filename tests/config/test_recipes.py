@@ -28,7 +28,6 @@ OPTIONS = sorted((CONFIGS / "options").glob("*.yaml"))
 
 
 def opening(path):
-    """The comment that a file opens with."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return "\n".join(lines[: next(i for i, line in enumerate(lines) if not line.startswith("#"))])
 
@@ -142,24 +141,11 @@ class TestAlgorithms:
         sums = {"generator": {"name": "arithmetic", "params": SUMS}, "verifier": {"path": "parity.py:parity"}}
         rl = load_recipe(path).rl
         algorithm = rl.algorithm | ({"critic_warmup_steps": 1} if "critic_warmup_steps" in rl.algorithm else {})
-        config = tiny(
-            {
-                "stages": ["rl"],
-                "data": {"train": [sums]},
-                "rl": {"algorithm": algorithm, "select": {"keep": rl.select.keep}},
-                "rollout": read_tree(path).get("rollout", {}) if path in OPTIONS else {},
-                "scoring": read_tree(path).get("scoring", {}),
-            },
-            [
-                "rl.rounds=1",
-                "rl.prompts_per_step=4",
-                "rl.steps_per_round=2",
-                "rollout.max_response_tokens=6",
-                "checkpoint.every_steps=100",
-                "evaluation.limit=1",
-                "evaluation.before_training=false",
-            ],
-        )
+        sections = {name: read_tree(path).get(name, {}) for name in ("scoring", *["rollout"] * (path in OPTIONS))}
+        own = {"algorithm": algorithm, "select": {"keep": rl.select.keep}}
+        few = ["rl.rounds=1", "rl.prompts_per_step=4", "rl.steps_per_round=2", "rollout.max_response_tokens=6"]
+        few += ["checkpoint.every_steps=100", "evaluation.limit=1", "evaluation.before_training=false"]
+        config = tiny({"stages": ["rl"], "data": {"train": [sums]}, "rl": own, **sections}, few)
         train_model(config, tmp_path, tmp_path)
         rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
         steps = [r["metrics"] for r in rows if r["kind"] == "step" and r["stage"] == "rl"]

@@ -8,22 +8,27 @@ from verizero.flows.server import LOGIN, WITHIN_S, SameHostOnly, login_of
 from verizero.pipeline.errors import RunError
 
 
-def test_answers_carry_the_policy():
+def sent_by(app, scope, receive=None, **headers):
+    """Return what is sent to a client of the app, which is asked with these headers."""
     sent = []
 
-    async def app(scope, receive, send):
-        await send({"type": scope["answer"], "status": 200, "headers": [(b"a", b"b")]})
-
     async def send(message):
-        sent.append(message["headers"])
+        sent.append(message)
 
-    for kind, answer in (("http", "http.response.start"), ("websocket", "websocket.accept")):
-        scope = {"type": kind, "answer": answer, "headers": [(b"host", b"127.0.0.1:9")]}
-        asyncio.run(SameHostOnly(app, 9)(scope, None, send))
-    (_, (name, policy)), plain = sent
-    assert (name, plain) == (b"content-security-policy", [(b"a", b"b")])
-    assert b"connect-src 'self'" in policy
-    assert b"frame-ancestors 'none'" in policy
+    own = [(name.encode(), value.encode()) for name, value in headers.items()]
+    asyncio.run(SameHostOnly(app, 9)({**scope, "headers": own}, receive, send))
+    return sent
+
+
+@pytest.mark.parametrize(("kind", "answer"), [("http", "http.response.start"), ("websocket", "websocket.accept")])
+def test_answers_to_requests_carry_the_policy(kind, answer):
+    async def app(scope, receive, send):
+        await send({"type": answer, "status": 200, "headers": [(b"a", b"b")]})
+
+    (message,) = sent_by(app, {"type": kind}, host="127.0.0.1:9")
+    policy = dict(message["headers"]).get(b"content-security-policy", b"")
+    assert (b"a", b"b") in message["headers"]
+    assert (b"connect-src 'self'" in policy) == (b"frame-ancestors 'none'" in policy) == (kind == "http")
 
 
 @pytest.mark.parametrize(
@@ -44,7 +49,6 @@ def test_answers_carry_the_policy():
 @pytest.mark.parametrize("kind", ["http", "websocket"])
 def test_other_names_and_pages_of_other_origins_are_refused(kind, headers, refusal):
     asked = []
-    sent = []
 
     async def app(scope, receive, send):
         asked.append(scope)
@@ -52,11 +56,7 @@ def test_other_names_and_pages_of_other_origins_are_refused(kind, headers, refus
     async def receive():
         return {"type": "websocket.connect"}
 
-    async def send(message):
-        sent.append(message)
-
-    scope = {"type": kind, "headers": [(k.encode(), v.encode()) for k, v in headers.items()]}
-    asyncio.run(SameHostOnly(app, 9)(scope, receive, send))
+    sent = sent_by(app, {"type": kind}, receive, **headers)
     assert bool(asked) == (not refusal)
     if refusal:
         wanted = {"http": {"status": refusal}, "websocket": {"code": 1008}}[kind]
@@ -75,7 +75,7 @@ def test_a_client_that_sends_no_more_is_sent_away(kind, first, answer, is_late, 
     """The body of a request, or the login of a websocket. After a whole body, or a login, nothing need come."""
     monkeypatch.setitem(WITHIN_S, kind, 0.0)
     whole = {**first, "more_body": False} if kind == "http" else {"type": "websocket.receive"}
-    left, seen, sent = [first] if is_late else [first, whole], [], []
+    left, seen = [first] if is_late else [first, whole], []
 
     async def app(scope, receive, send):
         seen.extend([(await receive())["type"] for _ in range(len(left))])
@@ -85,10 +85,7 @@ def test_a_client_that_sends_no_more_is_sent_away(kind, first, answer, is_late, 
     async def receive():
         return left.pop(0) if left else await asyncio.Future()
 
-    async def send(message):
-        sent.append(message)
-
-    asyncio.run(SameHostOnly(app, 9)({"type": kind, "headers": [(b"host", b"127.0.0.1:9")]}, receive, send))
+    sent = sent_by(app, {"type": kind}, receive, host="127.0.0.1:9")
     assert (f"{kind}.disconnect" in seen) == is_late
     assert (answer.items() <= sent[0].items()) if is_late else not sent
 

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.report.runs import read_rows
+from tests.report.runs import read_rows, write
 from tests.stages.tiny import tiny
 from verizero.pipeline.errors import RunError
 from verizero.pipeline.report.estimates import PromptSamples, summarize_domain
@@ -24,11 +24,6 @@ from verizero.pipeline.report.result import (
 )
 from verizero.pipeline.report.row_types import StepRow
 from verizero.pipeline.report.summary import build_summary, count_seconds
-
-
-def rewrite(run_dir, rows):
-    run_dir.mkdir(parents=True, exist_ok=True)
-    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
 
 
 def test_before_is_where_rl_began_and_after_is_the_last(run_dir):
@@ -89,7 +84,7 @@ def test_what_tasks_take_is_a_share_of_its_own_and_shares_sum_to_one(run_dir, tm
     for row in steps:
         row["time"]["prefect"] = 0.2
         row["time"]["total"] += 0.2
-    rewrite(tmp_path, rows)
+    write(tmp_path / "metrics.jsonl", rows)
     after = build_summary(tmp_path)
     assert after["seconds"]["prefect"] == pytest.approx(0.2 * len(steps))
     assert after["seconds"]["other"] == pytest.approx(before["seconds"]["other"], abs=0.01)
@@ -101,7 +96,7 @@ def test_a_run_cut_short_has_a_summary(run_dir, tmp_path):
     rows = read_rows(run_dir / "metrics.jsonl")
     first_rl = next(i for i, r in enumerate(rows) if r["stage"] == "rl")
     for name, cut in (("empty", 0), ("base", 1), ("sft", 30), ("rl", first_rl + 5)):
-        rewrite(tmp_path / name, rows[:cut])
+        write(tmp_path / name / "metrics.jsonl", rows[:cut])
         summary = build_summary(tmp_path / name)
         assert summary["after"] == {}
         assert "no gain to divide" in summary["sharpening"]
@@ -111,7 +106,7 @@ def test_a_run_cut_short_has_a_summary(run_dir, tmp_path):
 
 
 def test_without_rl_the_first_and_the_last_evaluation_are_compared(run_dir, tmp_path):
-    rewrite(tmp_path, [r for r in read_rows(run_dir / "metrics.jsonl") if r["stage"] != "rl"])
+    write(tmp_path / "metrics.jsonl", [r for r in read_rows(run_dir / "metrics.jsonl") if r["stage"] != "rl"])
     summary = build_summary(tmp_path)
     assert (summary["before_label"], summary["after_label"]) == ("before training", "after sft")
     assert summary["shares"] == {}
@@ -121,7 +116,7 @@ def test_evaluations_of_other_prompts_are_not_paired(run_dir, tmp_path):
     rows = read_rows(run_dir / "metrics.jsonl")
     del rows[-1]["domains"]["arithmetic"]["by_prompt"][0]
     rows[-1]["domains"]["induction"]["pass@k"]["value"] = 0.0
-    rewrite(tmp_path, rows)
+    write(tmp_path / "metrics.jsonl", rows)
     domains = build_summary(tmp_path)["domains"]
     assert "gain" in domains["arithmetic"]
     assert "interval" not in domains["arithmetic"]
@@ -138,14 +133,14 @@ def test_a_falling_reach_is_said_without_percentages(run_dir, tmp_path):
     for before, after in zip(*(rows[i]["domains"].values() for i in _ends(rows)), strict=True):
         before["pass@1"]["value"], before["pass@k"]["value"] = 0.4, 0.9
         after["pass@1"]["value"], after["pass@k"]["value"] = 0.6, 0.8
-    rewrite(tmp_path, rows)
+    write(tmp_path / "metrics.jsonl", rows)
     line = build_summary(tmp_path)["sharpening"]
     assert "%" not in line
     assert "-0.075 new" in line
 
 
 def test_a_summary_that_cannot_be_written_leaves_the_old_one(run_dir, tmp_path, monkeypatch):
-    rewrite(tmp_path, read_rows(run_dir / "metrics.jsonl"))
+    write(tmp_path / "metrics.jsonl", read_rows(run_dir / "metrics.jsonl"))
     build_summary(tmp_path)
     old = (tmp_path / "summary.json").read_bytes()
 
@@ -171,7 +166,7 @@ def evaluated(run_dir, scores, k):
         ]
         place = {"stage": "rl", "round": step, "step": step, "label": f"round {step}", "k": k}
         rows.append({"kind": "evaluation", **place, "domains": {"dates": summarize_domain(samples, k)}, "time": {}})
-    rewrite(run_dir, rows)
+    write(run_dir / "metrics.jsonl", rows)
 
 
 def test_where_credit_is_partial_the_mean_score_stands_next_to_pass_1(tmp_path):
@@ -198,7 +193,7 @@ def test_with_one_sample_nothing_is_called_new_and_pass_1_stands_there_once(tmp_
         rows = read_rows(tmp_path / "metrics.jsonl")
         for row in rows:
             row["domains"]["dates"] |= dict.fromkeys(("pass@k", "maj@k"), row["domains"]["dates"]["pass@1"])
-        rewrite(tmp_path, rows)
+        write(tmp_path / "metrics.jsonl", rows)
     summary = build_summary(tmp_path)
     dates = summary["domains"]["dates"]
     assert "gain" in dates
@@ -259,7 +254,7 @@ def test_rounds_of_two_stages_are_apart_and_alarms_come_first(run_dir, tmp_path)
     sign = {"measure": "KL", "value": 2.0, "limit": 1.0, "said": "KL rose to 2 (guard.limits.max_kl: 1)"}
     alarm = {"kind": "alarm", "alarm": "collapse", "stage": "rl", "round": 3, "step": 60, "action": "warn"}
     alarm["signs"] = [sign]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in [*rows, alarm, *more]))
+    write(tmp_path / "metrics.jsonl", [*rows, alarm, *more])
     text = round_markdown(tmp_path)
     assert text.startswith(
         "**Alarm.** rl step 60: RL may be collapsing: KL rose to 2 (guard.limits.max_kl: 1). The run went on"

@@ -25,7 +25,6 @@ from verizero.pipeline.report.progress import Progress
 
 
 def run_folder(folder, rows, changes=None):
-    """Write the folder of a finished run that trained on these rows."""
     tiny_model(folder / "model")
     (folder / "data").mkdir()
     (folder / "data" / "train.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
@@ -33,6 +32,10 @@ def run_folder(folder, rows, changes=None):
     (folder / "run.json").write_text("{}")
     (folder / "metrics.jsonl").write_text("")
     return folder
+
+
+def question(number):
+    return {"question": SUITES["gsm8k"](number).row["question"]}
 
 
 @pytest.mark.run
@@ -89,11 +92,10 @@ def test_a_model_in_another_place_is_the_same_and_other_weights_are_not(tmp_path
 
 def test_questions_that_a_run_trained_on_are_counted_and_left_out_of_a_second_rate(tmp_path):
     (own,) = load_suites(["gsm8k"], write_rows(tmp_path / "rows", "gsm8k"), {})
-    seen = [{"id": f"t{i}", "question": SUITES["gsm8k"](i).row["question"], "answer": "1", "verifier": "math"}
-            for i in (3, 5)]  # fmt: skip
-    shown = [{"id": "d", "question": SUITES["gsm8k"](7).row["question"].upper(), "answer": "1", "verifier": "math",
-              "demonstration": "1"}]  # fmt: skip
-    (tmp_path / "shown.jsonl").write_text("".join(json.dumps(r) + "\n" for r in shown))
+    graded = {"answer": "1", "verifier": "math"}
+    seen = [{"id": f"t{n}", **graded} | question(n) for n in (3, 5)]
+    shown = {"id": "d", "question": question(7)["question"].upper(), **graded, "demonstration": "1"}
+    (tmp_path / "shown.jsonl").write_text(json.dumps(shown) + "\n")
     source = {"file": str(tmp_path / "shown.jsonl")}
     run = run_folder(tmp_path / "mine", seen, {"data": {"demonstrations": [source]}})
     train, unread = trained_on(run)
@@ -110,12 +112,10 @@ def test_questions_that_a_run_trained_on_are_counted_and_left_out_of_a_second_ra
 @pytest.mark.run
 def test_the_overlap_with_what_a_run_trained_on_is_on_the_terminal_and_on_the_page(tmp_path):
     loaded = load_suites(["gsm8k"], write_rows(tmp_path / "rows", "gsm8k"), {})
-    rows = [{"id": "t", "question": SUITES["gsm8k"](3).row["question"], "answer": "1", "verifier": "math"}]
-    run = run_folder(tmp_path / "mine", rows)
+    run = run_folder(tmp_path / "mine", [{"id": "t", "answer": "1", "verifier": "math"} | question(3)])
     with answering(answers_of(loaded, "right").__getitem__) as served:
         model = Measured("final", served.url, run / "suites", run=run, served="made")
-        (done,) = evaluate_suites([model], loaded, [], Progress())
-        text = "\n".join(compared([done], loaded))
+        text = "\n".join(compared(evaluate_suites([model], loaded, [], Progress()), loaded))
     assert f"contamination: 1 of {COUNT} evaluation prompts occur in training" in text
     assert "without them pass@1 is 1.000" in text
     assert f"contamination: 1 of {COUNT}" in (run / "suites" / "report.html").read_text()
