@@ -69,10 +69,10 @@ def places():
 
 @pytest.mark.run
 def test_processes_of_a_run_share_one_bound_and_the_group_goes_with_its_worker(places):
-    before = {p for place in places.values() for p in place.glob("verizero-sandbox-*")}
+    before = {p for place in places.values() for p in place.glob(f"verizero-sandbox-{os.getpid()}-*")}
     with sandbox.Pool(workers=1, tools=languages.TOOLS) as pool:
         assert pool.isolation.stands["cgroup"]
-        made = {p for place in places.values() for p in place.glob("verizero-sandbox-*")} - before
+        made = {p for place in places.values() for p in place.glob(f"verizero-sandbox-{os.getpid()}-*")} - before
         assert made
         limits = sandbox.Limits(memory_mib=128, wall_s=120)
         result = sandbox.run(HOGS, [{"input": "", "output": "8"}], language="bash", limits=limits, pool=pool)
