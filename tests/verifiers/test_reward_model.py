@@ -33,7 +33,7 @@ INJECTIONS = [
 
 
 def saved(folder, num_labels=1, spoil=None, pads=True):
-    """A tiny classifier over characters with random weights; `spoil` is written over its head."""
+    """A tiny classifier over characters with random weights; `spoil` is the first weight of its head."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForSequenceClassification
@@ -55,7 +55,7 @@ def saved(folder, num_labels=1, spoil=None, pads=True):
     )  # fmt: skip
     model = Qwen2ForSequenceClassification(config).eval()
     if spoil is not None:
-        model.score.weight.data.fill_(spoil)
+        model.score.weight.data[:, 0] = spoil  # one of them: infinities of both signs would have no sum
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -196,6 +196,7 @@ def test_what_is_no_reward_model_is_named_and_no_zero(tmp_path, model):
 def test_a_model_without_a_pad_token_borrows_that_of_its_tokenizer(tmp_path, model):
     borrowed = shutil.copytree(model, tmp_path / "borrowed") / "config.json"
     borrowed.write_text(json.dumps({**json.loads(borrowed.read_text()), "pad_token_id": None}))
+    assert load(str(borrowed.parent), "cpu")[1].config.pad_token_id == 0, "or a last token that pads would be scored"
     ours, theirs = (said(folder, HONEST) for folder in (borrowed.parent, model))
     assert [v.score for v in ours] == pytest.approx([v.score for v in theirs], abs=1e-6)
 
