@@ -187,7 +187,7 @@ def is_too_slow(results: Iterable[TestResult]) -> bool:
 
 def require_tests(tests: Sequence[Mapping[str, Any]], limits: Limits) -> None:
     """Raise ValueError if there is no test, since a program without tests proves nothing, or if there are too many."""
-    if isinstance(tests, (str, bytes, Mapping)):
+    if not isinstance(tests, Sequence) or isinstance(tests, (str, bytes)):
         raise ValueError(f"tests must be a list of tests, got {type(tests).__name__}")
     if not tests:
         raise ValueError("tests is empty: a program without tests cannot pass; give at least one test")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ import pytest
 from tests.sandbox.doubling import DOUBLE, PYTHON
 from verizero import sandbox
 from verizero.pipeline.errors import IsolationError
-from verizero.pipeline.types import Attempt, Verdict
+from verizero.pipeline.types import Attempt
 from verizero.sandbox import languages
 from verizero.sandbox.serve import SandboxService
 from verizero.sandbox.settings import SandboxSettings, configure, current
@@ -30,26 +28,17 @@ UNIT_ANSWER = "def f(x):\n    return (x[0], {1})"
 
 
 @pytest.fixture(autouse=True)
-def back_to_default() -> Iterator[None]:
+def back_to_default():
     yield
     configure(SandboxSettings())
 
 
-@contextmanager
-def served(token: str | None = None) -> Iterator[SandboxService]:
-    """A service of one worker."""
-    with sandbox.Pool(workers=1) as pool, SandboxService(pool, token=token) as server:
-        yield server
-
-
-def judged(language: str, *programs: str) -> list[Verdict]:
+def judged(language, *programs):
     return code.bind({"language": language, "grading": "fraction"}).score([Attempt(p, TESTS) for p in programs])
 
 
 @pytest.mark.parametrize("language", ["c", "cpp", "javascript", "bash"])
-def test_a_tool_that_is_not_installed_is_named_and_is_no_wrong_answer(
-    language: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tool_that_is_not_installed_is_named_and_is_no_wrong_answer(language, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
     (said,) = judged(language, RIGHT[language])
     assert said.status == "sandbox_error"
@@ -57,7 +46,7 @@ def test_a_tool_that_is_not_installed_is_named_and_is_no_wrong_answer(
 
 
 @pytest.mark.run
-def test_limits_are_the_recipes_where_the_verifier_names_none() -> None:
+def test_limits_are_the_recipes_where_the_verifier_names_none():
     configure(SandboxSettings(limits=sandbox.Limits(cpu_s=0.3, memory_mib=200)))
     assert SandboxParams().limits() == sandbox.Limits(cpu_s=0.3, memory_mib=200)
     assert SandboxParams(cpu_s=2, output_kib=7).limits() == sandbox.Limits(cpu_s=2, memory_mib=200, output_kib=7)
@@ -67,7 +56,7 @@ def test_limits_are_the_recipes_where_the_verifier_names_none() -> None:
 
 
 @pytest.mark.run
-def test_too_low_walls_are_an_error_of_the_sandbox_with_the_remedy() -> None:
+def test_too_low_walls_are_an_error_of_the_sandbox_with_the_remedy():
     configure(SandboxSettings(min_level=3, workers=1))
     stands = sandbox.probe().level >= 3
     for language in ("python", "bash"):
@@ -77,9 +66,9 @@ def test_too_low_walls_are_an_error_of_the_sandbox_with_the_remedy() -> None:
 
 
 @pytest.mark.run
-def test_services_send_returned_values_back_and_run_other_languages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_services_send_returned_values_back_and_run_other_languages(monkeypatch):
     monkeypatch.setattr("verizero.sandbox.api.run_many", lambda *_: pytest.fail("nothing runs on this machine"))
-    with served() as server:
+    with sandbox.Pool(workers=1) as pool, SandboxService(pool) as server:
         configure(SandboxSettings(urls=(server.address,), token=server.token))
         right, wrong = load("unit_tests").bind().score([Attempt(a, UNIT) for a in (UNIT_ANSWER, "def f(x): return 3")])
         assert (right.status, right.score) == ("graded", 1.0), right.reason
@@ -92,12 +81,12 @@ def test_services_send_returned_values_back_and_run_other_languages(monkeypatch:
         assert server.num_programs == seen + 3
 
 
-def test_a_token_is_in_no_text() -> None:
+def test_a_token_is_in_no_text():
     assert "secret" not in repr(SandboxSettings(urls=("http://a",), token="secret"))
 
 
 @pytest.mark.run
-def test_settling_again_changes_nothing_and_elsewhere_ends_the_former_workers() -> None:
+def test_settling_again_changes_nothing_and_elsewhere_ends_the_former_workers():
     configure(SandboxSettings(workers=1))
     pool = sandbox.default_pool()
     configure(SandboxSettings(workers=1))
@@ -126,12 +115,12 @@ def test_settling_again_changes_nothing_and_elsewhere_ends_the_former_workers() 
         ("combine", {"parts": [{"name": "combine", "params": {"parts": [{"name": "sql"}]}}]}, True),
     ],
 )
-def test_who_runs_programs(name: str, params: dict[str, object], runs: bool) -> None:
+def test_who_runs_programs(name, params, runs):
     assert bool(programs_of(load(name).bind(params).params)) == runs
 
 
 @pytest.mark.run
-def test_nobody_who_programs_of_here_loads_the_network_client() -> None:
+def test_nobody_who_programs_of_here_loads_the_network_client():
     call = (
         "import sys; from verizero.verifiers.base import load; load('code').bind(); "
         "print('verizero.sandbox.client' in sys.modules)"

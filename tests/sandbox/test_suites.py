@@ -6,9 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,22 +20,18 @@ pytestmark = pytest.mark.run
 DOUBLE = [{"source": "assert f(2) == 4", "names": ["f"]}, {"source": "assert f(3) == 6", "names": ["f"]}]
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[sandbox.Pool]:
-    with sandbox.Pool(workers=1) as single:
-        yield single
-
-
-def run(program: str, tests: Any, pool: sandbox.Pool, **limits: float) -> sandbox.RunResult:
-    return sandbox.run(program, tests, mode="suite", limits=sandbox.Limits(**limits), pool=pool)  # type: ignore[arg-type]
+def run(program, tests, pool, **limits):
+    return sandbox.run(program, tests, mode="suite", limits=sandbox.Limits(**limits), pool=pool)
 
 
 @pytest.mark.parametrize("left_out", [("namespaces",), ("namespaces", "landlock", "seccomp")])
-def test_every_level_grades_alike(left_out: tuple[str, ...]) -> None:
+def test_every_level_grades_alike(left_out):
     """The levels below the highest, at which tests/verifiers grades the same programs."""
-    limits = sandbox.Limits(cpu_s=3)
     with sandbox.Pool(workers=2, min_level=0, walls=[w for w in WALLS if w not in left_out]) as pool:
-        for name, is_right in (("right", True), ("attacks", False)):
+        for name, is_right, limits in (
+            ("right", True, sandbox.Limits(cpu_s=3)),
+            ("attacks", False, sandbox.Limits(cpu_s=0.5, wall_s=3)),
+        ):
             rows = rows_of(name)
             suites = [suite_of(row.reference["tests"], "", None).jobs() for row in rows.values()]
             trials = [sandbox.Trial(r.program, s, "suite", limits) for r, s in zip(rows.values(), suites, strict=True)]
@@ -64,28 +58,20 @@ def test_every_level_grades_alike(left_out: tuple[str, ...]) -> None:
         ("def f(x): return x", [{"source": "def (", "names": ["f"]}], ["bad_test"]),
     ],
 )
-def test_each_test_has_a_status_of_its_own(program: str, tests: Any, statuses: list[str], pool: sandbox.Pool) -> None:
+def test_each_test_has_a_status_of_its_own(program, tests, statuses, pool):
     result = run(program, tests, pool, cpu_s=0.5, wall_s=1.5, memory_mib=128)
     assert [t.status for t in result.tests] == statuses, [t.error for t in result.tests]
 
 
-def test_a_test_that_calls_nothing_says_so(pool: sandbox.Pool) -> None:
+def test_a_test_that_calls_nothing_says_so(pool):
     tests = [{"source": "assert True", "names": ["f"]}, DOUBLE[0], {"source": "assert N == 3", "names": ["N"]}]
     result = run("N = 3\ndef f(x): return 4", tests, pool)
     assert result.passed
     assert [t.value for t in result.tests] == [False, True, True]
 
 
-@pytest.mark.parametrize(
-    "tests", [[{"source": "assert 1"}], [{"source": 1, "names": []}], [{"source": "", "names": [1]}]]
-)
-def test_malformed_suites_are_refused(tests: Any, pool: sandbox.Pool) -> None:
-    with pytest.raises(ValueError, match="test 0"):
-        run("def f(x): return x", tests, pool)
-
-
 @pytest.mark.parametrize("which", [-1, -2])
-def test_a_process_that_is_killed_from_outside_costs_no_verdict(which: int, pool: sandbox.Pool) -> None:
+def test_a_process_that_is_killed_from_outside_costs_no_verdict(which, pool):
     """The newest process has the program, and the one before the tests."""
     run("def f(x): return 2 * x", DOUBLE, pool)
     (worker,) = pool._idle
@@ -94,7 +80,7 @@ def test_a_process_that_is_killed_from_outside_costs_no_verdict(which: int, pool
         pytest.skip("this kernel lists no children")
     idle = len(children.read_text().split())
 
-    def kill() -> None:
+    def kill():
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             pids = sorted(map(int, children.read_text().split()))
@@ -111,7 +97,7 @@ def test_a_process_that_is_killed_from_outside_costs_no_verdict(which: int, pool
     assert result.passed, result.error
 
 
-def test_a_payload_is_read_in_parts(tmp_path: Path) -> None:
+def test_a_payload_is_read_in_parts(tmp_path):
     path = tmp_path / "payload"
     path.write_bytes(frames.pack_suite(b"program", [b"one", b"two"]))
     with path.open("rb") as file:
