@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import os
-import random
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -28,70 +26,27 @@ from verizero.sandbox.worker.watching import allowed_wall_s
 
 
 @pytest.mark.run
-def test_killing_workers_and_runs_at_any_moment_loses_no_result() -> None:
-    stop, seen, statuses = threading.Event(), set(), list[str]()
-    program = "import time; time.sleep(0.02)\nprint(int(input()) * 2)"
-    with sandbox.Pool(workers=2) as pool:
-        sandbox.run(PYTHON, TESTS, pool=pool)
-
-        def killer() -> None:
-            dice, next_at = random.Random(7), 0
-            while not stop.wait(dice.uniform(0.05, 0.2)):
-                if len(statuses) < next_at:
-                    continue  # a slow machine needs time between two, or one run would be killed whenever it begins
-                next_at = len(statuses) + 6
-                for pid in worker_pids(pool)[:1]:
-                    below = descendants(pid)
-                    seen.update([pid, *below])
-                    for victim in dice.choice([[pid], below, [pid, *below]]):
-                        try:
-                            os.kill(victim, signal.SIGKILL)
-                        except ProcessLookupError:
-                            continue
-
-        def runs() -> None:
-            while len(seen) < 6 and time.monotonic() < end:
-                statuses.append(sandbox.run(program, TESTS, pool=pool).status)
-
-        thread, end = threading.Thread(target=killer), time.monotonic() + 120
-        thread.start()
-        try:
-            with ThreadPoolExecutor(3) as threads:
-                for one in [threads.submit(runs) for _ in range(3)]:
-                    one.result()
-        finally:
-            stop.set()
-            thread.join()
-        assert set(statuses) == {"passed"}
-        assert len(seen) >= 6
-        now = worker_pids(pool)
-    assert wait_gone([*seen, *now]) == []
+def test_a_child_killed_while_it_waits_costs_nothing(pool):
+    assert sandbox.run(PYTHON, TESTS, pool=pool).passed
+    (worker,) = worker_pids(pool)
+    for factor in (3, 5):
+        forker, waiting = family(worker)
+        os.kill(waiting, signal.SIGKILL)
+        tests = [{"input": str(i), "output": str(factor * i)} for i in range(4)]
+        assert sandbox.run(f"print(int(input()) * {factor})", tests, pool=pool).passed
+        assert family(worker)[0] == forker
+    assert worker_pids(pool) == [worker]
 
 
 @pytest.mark.run
-def test_a_child_killed_while_it_waits_costs_nothing() -> None:
-    with sandbox.Pool(workers=1) as pool:
-        assert sandbox.run(PYTHON, TESTS, pool=pool).passed
-        (worker,) = worker_pids(pool)
-        for factor in (3, 5):
-            forker, waiting = family(worker)
-            os.kill(waiting, signal.SIGKILL)
-            tests = [{"input": str(i), "output": str(factor * i)} for i in range(4)]
-            assert sandbox.run(f"print(int(input()) * {factor})", tests, pool=pool).passed
-            assert family(worker)[0] == forker
-        assert worker_pids(pool) == [worker]
-
-
-@pytest.mark.run
-def test_no_program_can_pass_for_walls_that_did_not_go_up() -> None:
+def test_no_program_can_pass_for_walls_that_did_not_go_up(pool):
     feigned = "import os\nos.write(2, b'sandbox: PermissionError: no\\n')\nos._exit(214)"
-    with sandbox.Pool(workers=1) as pool:
-        result = sandbox.run(feigned, TESTS, pool=pool)
-        assert {t.status for t in result.tests} == {"runtime_error"}, result
-        assert sandbox.run(PYTHON, TESTS, pool=pool).passed
+    result = sandbox.run(feigned, TESTS, pool=pool)
+    assert {t.status for t in result.tests} == {"runtime_error"}, result
+    assert sandbox.run(PYTHON, TESTS, pool=pool).passed
 
 
-def _nest(folder: str, depth: int) -> None:
+def _nest(folder, depth):
     """Make folders in each other, deeper than Python's own functions can follow."""
     place = os.open(folder, os.O_RDONLY)
     for _ in range(depth):
@@ -103,7 +58,7 @@ def _nest(folder: str, depth: int) -> None:
 
 
 @pytest.mark.run
-def test_folders_of_killed_callers_are_swept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_folders_of_killed_callers_are_swept(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(work_folders, "_swept", threading.Event())
     live, held = work_folders.make()
@@ -121,9 +76,7 @@ def test_folders_of_killed_callers_are_swept(monkeypatch: pytest.MonkeyPatch, tm
         disk.empty(str(tmp_path))
 
 
-def test_a_folder_that_a_process_fills_again_and_again_is_given_up(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_folder_that_a_process_fills_again_and_again_is_given_up(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("x")
     monkeypatch.setattr(os, "unlink", lambda path: None)
     monkeypatch.setattr(disk, "MAX_EMPTY_S", 0.05)
@@ -131,13 +84,11 @@ def test_a_folder_that_a_process_fills_again_and_again_is_given_up(
         disk.empty(str(tmp_path))
 
 
-def test_a_folder_that_is_removed_before_its_lock_is_made_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_folder_that_is_removed_before_its_lock_is_made_again(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     lock, removed = fcntl.flock, []
 
-    def late(number: int, flags: int) -> None:
+    def late(number, flags):
         if not removed:  # another process sweeps between the file's making and its lock
             removed.extend(tmp_path.iterdir())
             shutil.rmtree(removed[0])
@@ -149,7 +100,7 @@ def test_a_folder_that_is_removed_before_its_lock_is_made_again(
     work_folders.remove(home, held)
 
 
-def test_a_link_in_a_shared_folder_leads_the_sweep_nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_link_in_a_shared_folder_leads_the_sweep_nowhere(monkeypatch, tmp_path):
     """Where the kernel follows links of others in shared folders, one must not empty the folder that it names."""
     shared, mine = tmp_path / "shared", tmp_path / "mine"
     shared.mkdir()
@@ -171,7 +122,7 @@ def test_a_link_in_a_shared_folder_leads_the_sweep_nowhere(monkeypatch: pytest.M
 
 
 @pytest.mark.run
-def test_folders_of_another_user_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_folders_of_another_user_stay(monkeypatch, tmp_path):
     if os.geteuid() != 0:
         pytest.skip("only root can make files of another user")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -186,7 +137,7 @@ def test_folders_of_another_user_stay(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 @pytest.mark.run
-def test_below_the_level_asked_for_it_refuses_and_says_what_to_do() -> None:
+def test_below_the_level_asked_for_it_refuses_and_says_what_to_do():
     with sandbox.Pool(workers=1, walls=["seccomp"]) as pool, pytest.raises(IsolationError) as caught:
         sandbox.run(PYTHON, TESTS, pool=pool)
     assert "landlock (switched off)" in str(caught.value)
@@ -196,35 +147,33 @@ def test_below_the_level_asked_for_it_refuses_and_says_what_to_do() -> None:
     assert (result.passed, result.level) == (True, 1)
 
 
-def test_a_closed_pool_says_so() -> None:
+def test_a_closed_pool_and_bad_settings_are_refused():
     pool = sandbox.Pool(workers=1)
     pool.close()
     with pytest.raises(IsolationError, match="closed"):
         sandbox.run(PYTHON, TESTS, pool=pool)
-
-
-def test_settings_are_checked() -> None:
     for settings, named in (
-        ({"workers": 0}, "workers"), ({"min_level": 4}, "min_level"), ({"walls": ["moat"]}, "moat"),
-    ):  # fmt: skip
+        ({"workers": 0}, "workers"),
+        ({"min_level": 4}, "min_level"),
+        ({"walls": ["moat"]}, "moat"),
+    ):
         with pytest.raises(ValueError, match=named):
-            sandbox.Pool(**settings)  # type: ignore[arg-type]
+            sandbox.Pool(**settings)
 
 
 @pytest.mark.run
-def test_nothing_grows() -> None:
-    with sandbox.Pool(workers=1) as pool:
-        sandbox.run(PYTHON, TESTS, pool=pool)
-        (worker,) = worker_pids(pool)
-        before = len(os.listdir("/proc/self/fd")), threading.active_count(), family(worker)[0]
-        for program in (PYTHON, "1 / 0", "import os; os._exit(3)", "open('x', 'w').write('y')") * 5:
-            sandbox.run(program, TESTS, pool=pool)
-        after = len(os.listdir("/proc/self/fd")), threading.active_count(), family(worker)[0]
-        assert len({worker, *descendants(worker)}) == 3
+def test_nothing_grows(pool):
+    sandbox.run(PYTHON, TESTS, pool=pool)
+    (worker,) = worker_pids(pool)
+    before = len(os.listdir("/proc/self/fd")), threading.active_count(), family(worker)[0]
+    for program in (PYTHON, "1 / 0", "import os; os._exit(3)", "open('x', 'w').write('y')") * 5:
+        sandbox.run(program, TESTS, pool=pool)
+    after = len(os.listdir("/proc/self/fd")), threading.active_count(), family(worker)[0]
+    assert len({worker, *descendants(worker)}) == 3
     assert before == after
 
 
-def test_a_folder_is_emptied_whatever_is_in_it(tmp_path: Path) -> None:
+def test_a_folder_is_emptied_whatever_is_in_it(tmp_path):
     deep = tmp_path
     for _ in range(200):
         deep /= "d"
@@ -239,7 +188,7 @@ def test_a_folder_is_emptied_whatever_is_in_it(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_folders_deeper_than_a_path_can_name_are_too_many(tmp_path: Path) -> None:
+def test_folders_deeper_than_a_path_can_name_are_too_many(tmp_path):
     here = os.open(".", os.O_RDONLY)
     try:
         os.chdir(tmp_path)
@@ -255,7 +204,7 @@ def test_folders_deeper_than_a_path_can_name_are_too_many(tmp_path: Path) -> Non
 
 
 @pytest.mark.run
-def test_an_interrupt_ends_the_runs_in_progress_and_no_others() -> None:
+def test_an_interrupt_ends_the_runs_in_progress_and_no_others():
     limits = sandbox.Limits(wall_s=3600, cpu_s=600)
     with sandbox.Pool(workers=2) as pool, ThreadPoolExecutor(1) as thread:
         assert sandbox.run(PYTHON, TESTS, pool=pool).passed
@@ -265,7 +214,7 @@ def test_an_interrupt_ends_the_runs_in_progress_and_no_others() -> None:
         pool.interrupt()
         assert run.result().status == "sandbox_error"
 
-        def strike(*_: object) -> None:
+        def strike(*_):
             if not pool._idle:
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 signal.raise_signal(signal.SIGINT)
@@ -283,7 +232,7 @@ def test_an_interrupt_ends_the_runs_in_progress_and_no_others() -> None:
 
 
 @pytest.mark.run
-def test_a_busy_machine_makes_no_timeout() -> None:
+def test_a_busy_machine_makes_no_timeout():
     """Four processes spin on the core of the pool: CPU time counts, and the queue for a CPU does not."""
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})
@@ -292,8 +241,8 @@ def test_a_busy_machine_makes_no_timeout() -> None:
         spin = [sys.executable, "-c", "while True: pass"]
         busy = [subprocess.Popen(spin, start_new_session=True) for _ in range(4)]
         with sandbox.Pool(workers=1) as pool:
-            program = "import time\nwhile time.process_time() < 0.6: pass\nprint(int(input()) * 2)"
-            limits = sandbox.Limits(wall_s=1.5, cpu_s=5)  # what a program waits for a disk counts
+            program = "import time\nwhile time.process_time() < 0.3: pass\nprint(int(input()) * 2)"
+            limits = sandbox.Limits(wall_s=0.75, cpu_s=5)  # what a program waits for a disk counts
             result = sandbox.run(program, TESTS[:1], limits=limits, pool=pool)
     finally:
         os.sched_setaffinity(0, cores)
@@ -318,18 +267,16 @@ def test_a_busy_machine_makes_no_timeout() -> None:
         (4.0, 1, [], 20.0),
     ],
 )
-def test_a_run_lasts_longer_only_for_what_other_work_took(
-    used: float, num_processes: int, threads: list[tuple[float, float]], allowed: float
-) -> None:
+def test_a_run_lasts_longer_only_for_what_other_work_took(used, num_processes, threads, allowed):
     assert allowed_wall_s(10.0, used, num_processes, threads, cores=2) == pytest.approx(allowed)
 
 
 @pytest.mark.run
-def test_a_worker_that_starts_while_its_pool_is_closed_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_starts_while_its_pool_is_closed_does_not_run(monkeypatch):
     with sandbox.Pool(workers=1) as pool:
         starts, started = pool._start_the_first, []
 
-        def slowly() -> object:
+        def slowly():
             started.append(starts())
             pool.close()
             return started[0]
@@ -341,7 +288,7 @@ def test_a_worker_that_starts_while_its_pool_is_closed_does_not_run(monkeypatch:
 
 
 @pytest.mark.run
-def test_a_later_worker_with_fewer_walls_than_the_first_is_not_taken() -> None:
+def test_a_later_worker_with_fewer_walls_than_the_first_is_not_taken():
     with sandbox.Pool(workers=1, min_level=0) as pool:
         assert sandbox.run(PYTHON, TESTS, pool=pool).passed
         pool._walls -= {LANDLOCK, NAMESPACES}
@@ -353,7 +300,7 @@ def test_a_later_worker_with_fewer_walls_than_the_first_is_not_taken() -> None:
 
 @pytest.mark.run
 @pytest.mark.parametrize("number", [96, 100, 104])
-def test_a_worker_starts_whatever_numbers_its_descriptors_have(number: int) -> None:
+def test_a_worker_starts_whatever_numbers_its_descriptors_have(number):
     """A process with many open files gives a worker descriptors whose numbers are also the places it moves them to."""
     held = []
     try:
