@@ -35,14 +35,14 @@ def distinct_recipes():
 
 
 def shorter(config, folder):
-    """Return the recipe with a tenth of the rows that its generators make where it names no other number."""
+    """Return the recipe with a fifth of the rows that its generators make where it names no other number."""
     changes = []
     for part in ("train", "evaluation"):
         for i, generator in enumerate(source.generator for source in getattr(config.data, part)):
             usual = {} if generator is None else validated_params(generator.name, {}).model_dump()
             for name in ("num_train", "num_demonstrations"):
                 if name in usual and generator.params[name] == usual[name]:
-                    changes.append(f"data.{part}.{i}.generator.params.{name}={usual[name] // 10}")
+                    changes.append(f"data.{part}.{i}.generator.params.{name}={usual[name] // 5}")
     return parse(config.model_dump(mode="json"), changes, base=folder)
 
 
@@ -117,20 +117,38 @@ def test_a_reference_that_is_no_answer_is_not_tried(tmp_path):
     assert str(checks["references"])[15:].startswith("not tried: code: a reference of it holds no")
 
 
-def test_a_function_of_a_file_is_judged_only_if_its_references_pass(tmp_path):
-    source = (
-        "from verizero.verifiers.base import verifier\n\n@verifier\ndef f(attempt):\n    return attempt.response {}\n"
+def of_function(folder, body, rows):
+    (folder / "own.py").write_text(
+        f"from verizero.verifiers.base import verifier\n\n@verifier\ndef f(attempt):\n    return {body}\n"
     )
-    for name, body in (("equal", "== attempt.reference and attempt.reference != '8'"), ("other", "== 'x'")):
-        (tmp_path / f"{name}.py").write_text(source.format(body))
-        config = recipe(
-            tmp_path, sums(), data={"train": [{"file": "train.jsonl", "verifier": {"path": f"{name}.py:f"}}]}
-        )
-        checks, findings = looked(config, tmp_path)
-        assert ("wrong_references" in findings) == (name == "equal")
-        if name == "equal":
-            assert findings["wrong_references"].evidence[0].line == 5
-        assert ("0 of 40 references pass" in checks["references"].result) == (name == "other")
+    return recipe(folder, rows, data={"train": [{"file": "train.jsonl", "verifier": {"path": "own.py:f"}}]})
+
+
+@pytest.mark.parametrize(
+    ("body", "rows", "line", "told"),
+    [
+        ("attempt.response == attempt.reference and attempt.reference != '8'", sums(), 5, "refused"),
+        ("attempt.response == 'x'", sums(), None, "0 of 40 references pass as a response, so they may be none"),
+        ("isinstance(attempt.reference, dict) and False", sums(20, answer={"tests": [1]}), None, "it fails on 0"),
+    ],
+)
+def test_a_function_of_a_file_is_judged_only_if_its_references_pass(body, rows, line, told, tmp_path):
+    checks, findings = looked(of_function(tmp_path, body, rows), tmp_path)
+    assert {name: f.evidence[0].line for name, f in findings.items()} == ({"wrong_references": line} if line else {})
+    assert told in checks["references"].result
+
+
+@pytest.mark.parametrize(
+    ("body", "answer"), [("1 / 0", "8"), ('attempt.reference["value"] == attempt.response', {"tests": [1]})]
+)
+def test_a_verifier_that_fails_on_every_reference_is_a_finding(body, answer, tmp_path):
+    _, findings = looked(of_function(tmp_path, body, sums(20, answer=answer)), tmp_path)
+    finding = findings["infrastructure_zeros"]
+    assert finding.level == "problem"
+    assert "fails on 20 of 20 references" in finding.sentence
+    assert [(e.file, e.line) for e in finding.evidence[:1]] == [("train.jsonl", 1)]
+    assert "verifier_error" in finding.evidence[0].text
+    assert "verify --check" in finding.remedy
 
 
 def test_a_held_out_prompt_that_is_trained_on_is_found_unless_it_is_dropped(tmp_path):
@@ -192,62 +210,36 @@ def test_a_recipe_of_the_hub_is_told_to_be_out_of_reach(capsys, monkeypatch):
     assert os.environ["HF_HUB_OFFLINE"] == "1", "its libraries would try for half a minute, for each file"
 
 
-def run_refuses(config, folder):
-    """Assert that a run does not start with this data."""
-    with pytest.raises(DataError):
-        prepare_data(config, build_tokenizer(config), context_of(config), folder, folder / "run")
-
-
-def test_a_missing_file_is_a_finding_with_the_status_of_a_problem(tmp_path, capsys):
-    config = recipe(tmp_path, sums(), data={"evaluation": [{"file": "gone.jsonl"}]})
-    run_refuses(config, tmp_path)
-    checks, findings = looked(config, tmp_path)
-    assert findings["data_refused"].level == "problem"
-    assert "gone.jsonl" in findings["data_refused"].sentence
-    assert "give a path from the recipe's folder" in findings["data_refused"].remedy
-    assert checks["references"].result == "first correct what the check data found"
-    path = tmp_path / "recipe.yaml"
-    path.write_text(json.dumps(config.model_dump(mode="json")))
-    assert main(["diagnose", "--before", str(path)]) == 3
-    assert "PROBLEM  data_refused" in capsys.readouterr().out
-
-
-def test_a_bad_row_is_a_finding_with_its_line(tmp_path):
-    config = recipe(tmp_path, [*sums(4), {"question": "1+1=", "verifier": "math"}])
-    run_refuses(config, tmp_path)
-    _, findings = looked(config, tmp_path)
-    assert "no answer" in findings["data_refused"].sentence
-    assert [(e.file, e.line) for e in findings["data_refused"].evidence] == [("train.jsonl", 5)]
-
-
 PAIR = {"prompt": "1+1=", "chosen": "2", "rejected": "3"}
 
 
 def of_pairs(folder, rows, **section):
-    """Return a recipe with a stage that trains on these pairs of a file."""
     write(folder / "pairs.jsonl", rows)
     source = {"file": "pairs.jsonl", **section.pop("source", {})}
     own = {"pairs": [source], "steps": 1, "loss": {"name": "dpo"}, **section}
     return recipe(folder, sums(), stages=["preference"], rl=None, preference=own)
 
 
-@pytest.mark.parametrize(
-    ("rows", "line", "named"),
-    [
-        ([], None, "no row of pairs.jsonl is left"),
-        ([PAIR, {"prompt": "1+1=", "chosen": "2"}], 2, "'rejected'"),
-        ([{**PAIR, "chosen": "2" * 100}] * 2, None, "longer than the model's context"),
-    ],
-)
-def test_pairs_that_a_run_refuses_are_a_finding(rows, line, named, tmp_path):
-    config = of_pairs(tmp_path, rows)
-    run_refuses(config, tmp_path)
-    _, findings = looked(config, tmp_path)
+REFUSED = [
+    (lambda folder: recipe(folder, sums(), data={"evaluation": [{"file": "gone.jsonl"}]}), None, "gone.jsonl"),
+    (lambda folder: recipe(folder, [*sums(4), {"question": "1+1=", "verifier": "math"}]), 5, "no answer"),
+    (lambda folder: of_pairs(folder, []), None, "no row of pairs.jsonl is left"),
+    (lambda folder: of_pairs(folder, [PAIR, {"prompt": "1+1=", "chosen": "2"}]), 2, "'rejected'"),
+    (lambda folder: of_pairs(folder, [{**PAIR, "chosen": "2" * 100}] * 2), None, "longer than the model's context"),
+]
+
+
+@pytest.mark.parametrize(("make", "line", "named"), REFUSED)
+def test_data_that_a_run_refuses_are_a_finding(make, line, named, tmp_path):
+    config = make(tmp_path)
+    with pytest.raises(DataError):
+        prepare_data(config, build_tokenizer(config), context_of(config), tmp_path, tmp_path / "run")
+    checks, findings = looked(config, tmp_path)
     assert findings["data_refused"].level == "problem"
     assert named in findings["data_refused"].sentence
     assert findings["data_refused"].remedy
-    if line is not None:
-        assert findings["data_refused"].evidence[0].line == line
+    assert line is None or findings["data_refused"].evidence[0].line == line
+    assert named != "gone.jsonl" or checks["references"].result == "first correct what the check data found"
 
 
 def test_pairs_that_can_be_trained_on_have_nothing(tmp_path):
@@ -256,31 +248,3 @@ def test_pairs_that_can_be_trained_on_have_nothing(tmp_path):
     checks, findings = looked(config, tmp_path)
     assert findings == {}
     assert "29 pairs of preference.pairs" in checks["data"].result
-
-
-@pytest.mark.parametrize(
-    ("body", "answer"),
-    [("return 1 / 0", "8"), ('return attempt.reference["value"] == attempt.response', {"tests": [1]})],
-)
-def test_a_verifier_that_fails_on_every_reference_is_a_finding(body, answer, tmp_path):
-    source = f"from verizero.verifiers.base import verifier\n\n@verifier\ndef f(attempt):\n    {body}\n"
-    (tmp_path / "own.py").write_text(source)
-    data = {"train": [{"file": "train.jsonl", "verifier": {"path": "own.py:f"}}]}
-    _, findings = looked(recipe(tmp_path, sums(20, answer=answer), data=data), tmp_path)
-    finding = findings["infrastructure_zeros"]
-    assert finding.level == "problem"
-    assert "fails on 20 of 20 references" in finding.sentence
-    assert [(e.file, e.line) for e in finding.evidence[:1]] == [("train.jsonl", 1)]
-    assert "verifier_error" in finding.evidence[0].text
-    assert "verify --check" in finding.remedy
-
-
-def test_a_verifier_that_refuses_what_is_no_answer_is_no_finding(tmp_path):
-    body = "isinstance(attempt.reference, dict) and attempt.response == 'x'"
-    (tmp_path / "own.py").write_text(
-        f"from verizero.verifiers.base import verifier\n\n@verifier\ndef f(attempt):\n    return {body}\n"
-    )
-    data = {"train": [{"file": "train.jsonl", "verifier": {"path": "own.py:f"}}]}
-    checks, findings = looked(recipe(tmp_path, sums(20, answer={"tests": [1]}), data=data), tmp_path)
-    assert findings == {}
-    assert "0 of 20 references pass as a response, so they may be none; it fails on 0" in checks["references"].result
