@@ -63,13 +63,15 @@ def assert_left(folder, whole, count):
     assert set(folders(folder / "logs")) <= {"rank1"}
 
 
-def test_killed_in_every_phase_it_ends_with_the_bytes_of_a_whole_run(recipe, owner, tmp_path, monkeypatch):
-    whole = by_ranks(recipe, "whole", *WITH_SFT)
-    folder = whole.with_name("killed")
+@pytest.mark.parametrize("kills", [KILLS[::4], pytest.param(KILLS, marks=pytest.mark.nightly)], ids=["some", "all"])
+def test_killed_in_every_phase_it_ends_with_the_bytes_of_a_whole_run(kills, recipe, owner, tmp_path, monkeypatch):
+    name = f"killed_{len(kills)}"
+    whole = by_ranks(recipe, f"{name}_never", *WITH_SFT)
+    folder = whole.with_name(name)
     (temporary := tmp_path / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
-    for rank, phase, number, count in KILLS:
-        said = die(recipe, owner, "killed", f"{rank}|{phase}|{number}|kill", killed(rank, phase), *WITH_SFT)
+    for rank, phase, number, count in kills:
+        said = die(recipe, owner, name, f"{rank}|{phase}|{number}|kill", killed(rank, phase), *WITH_SFT)
         assert f"logs/rank{rank}.log:\n  " in said, "the last lines of its log"
         assert re.search(rf"\nrank {1 - rank} was in '.+'", said)
         assert list(temporary.iterdir()) == [], phase
@@ -77,7 +79,7 @@ def test_killed_in_every_phase_it_ends_with_the_bytes_of_a_whole_run(recipe, own
     # now the folder has all that a kill can leave: an unnamed checkpoint, lines behind the last one, a rank's folder
     assert list((folder / "checkpoints").glob(".partial-*"))
     assert folders(folder / "logs") == ["rank1"]
-    assert_same_bytes(by_ranks(recipe, "killed", *WITH_SFT), whole)
+    assert_same_bytes(by_ranks(recipe, name, *WITH_SFT), whole)
     assert folders(folder / "logs") == []
     assert not list((folder / "checkpoints").glob(".partial-*"))
 

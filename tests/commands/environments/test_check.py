@@ -11,6 +11,7 @@ from verizero.pipeline.cli import main
 from verizero.pipeline.commands import environment as check_module
 from verizero.pipeline.commands.environment import check
 from verizero.pipeline.errors import DataError
+from verizero.pipeline.scoring.sandbox_setup import close_sandbox
 
 ROOT = Path(__file__).resolve().parents[3]
 BAD = """
@@ -62,7 +63,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def short_rest(monkeypatch):
-    """Shorten the wait for the end of processes: these episodes start none."""
+    """Shorten the wait for the end of processes: these episodes start none, and a sandbox of other tests is closed."""
+    close_sandbox()
     monkeypatch.setattr(check_module, "REST_S", 0.1)
 
 
