@@ -24,6 +24,8 @@ def test_a_program_leaves_nothing(walls):
             text = "the first input, which is longer than the others are" * 2
             assert sandbox.execute(program, text, pool=pool).status != "sandbox_error", name
             assert list(leavings.complaints(pool)) == [], name
+        (worker,) = pool._idle
+        assert os.fstat(worker.files[0]).st_size == worker.payload_bytes, "of inputs before, no child reads the rest"
 
 
 LOOKS = """
