@@ -142,6 +142,8 @@ def test_a_forker_that_is_killed_between_its_child_and_the_childs_number_ends_th
     dead = subprocess.Popen(["true"])
     worker = os.fork()
     if worker == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(60)  # else a fault would wait for ever
         Forker(pids, pids, pids, pids, os.pidfd_open(dead.pid)).waiting_child()
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) == 1
