@@ -290,16 +290,17 @@ def learn(name: str, how: dict[str, Any], ranks: Ranks, folder: Path) -> dict[st
 
 
 def refuses(backend: Backend) -> float:
-    """How far the weights move by gradients that are not finite; infinite if one is not refused."""
+    """How far the weights move by gradients that are not finite on one rank; infinite if a rank does not refuse it."""
     ids, where = torch.tensor([[3, 4, 5, 6]]), torch.tensor([[False, True, True, True]])
+    bad = math.nan if backend.ranks.is_first else 1.0
     before, of_critic = weights(backend), critic_weights(backend)
     moved = 0.0
     if backend.critic is not None:
-        backend.critic.backward(backend.critic.values(ids, where).sum() * math.nan)
+        backend.critic.backward(backend.critic.values(ids, where).sum() * bad)
         moved += unless_refused(backend.critic.require_finite)
         backend.discard()
         moved += distance(critic_weights(backend), of_critic)
-    backend.backward(backend.logprobs(ids, where, 1.0)[0].sum() * math.nan)
+    backend.backward(backend.logprobs(ids, where, 1.0)[0].sum() * bad)
     moved += unless_refused(backend.step)
     return moved + distance(weights(backend), before)
 
@@ -318,7 +319,10 @@ def sum_of_small_gradients(backend: Backend) -> float:
     width = backend.whole_model().config.hidden_size
     # RMSNorm of a row with one number other than 0 is the root of its width, times that number's weight.
     row = torch.nn.functional.one_hot(torch.tensor(0), width).to(torch.bfloat16)
-    for factor in (1.0, *([1 / 512] * 32)):
+    factors = [1.0, *([1 / 512] * 32)]
+    if backend.train_config.backend == "fsdp" and not backend.ranks.is_first:
+        factors.reverse()  # the sum over ranks is in float32 too
+    for factor in factors:
         normed = backend.compute(lambda model: model.model.norm(4 * row))[0]
         backend.backward(normed * (factor * share / width**0.5))
     return backend.step()["grad_norm"]
