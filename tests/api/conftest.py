@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests.api.tiny import ROWS, save_tiny
+from tests.stages.conftest import pageless  # noqa: F401
 
 
 @pytest.fixture

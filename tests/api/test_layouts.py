@@ -17,11 +17,7 @@ def humaneval(i):
     return program_rows.humaneval(i).row
 
 
-KINDS = {
-    humaneval: "rl",
-    layouts.openai_tools: "sft",
-    layouts.hh: "preference",
-}
+KINDS = {humaneval: "rl", layouts.openai_tools: "sft", layouts.hh: "preference"}
 """Layout -> the stage that trains on it; tests/api/test_columns.py reads all."""
 RL = {
     "scoring.overlap": False,
@@ -41,6 +37,7 @@ def models(tmp_path_factory):
 
 
 @pytest.mark.run
+@pytest.mark.usefixtures("pageless")
 @pytest.mark.parametrize("layout", KINDS, ids=lambda f: f.__name__)
 def test_a_layout_trains_without_a_word_about_its_columns(layout, models, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -47,7 +47,9 @@ def recipe_of(folder, *overrides):
 
 
 @pytest.mark.run
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.nightly) if n == "generated ahead" else n for n in RECIPES]
+)
 def test_the_plain_loop_leaves_the_bytes_of_train(name, tmp_path):
     recipe = recipe_of(tmp_path, *RECIPES[name])
     ours, theirs = loop(recipe, "ours").folder, vz.train(recipe, name="theirs", quiet=True).folder
@@ -61,6 +63,7 @@ def test_the_plain_loop_leaves_the_bytes_of_train(name, tmp_path):
 
 
 @pytest.mark.run
+@pytest.mark.usefixtures("pageless")
 def test_a_killed_loop_that_is_run_again_leaves_the_same_bytes(tmp_path):
     """With batches that are refilled, and groups that are carried over."""
     steps = ("rl.rounds=2", "rl.steps_per_round=2", "checkpoint.every_steps=2")
@@ -87,6 +90,7 @@ def steps_of(folder):
 
 
 @pytest.mark.run
+@pytest.mark.usefixtures("pageless")
 def test_rewards_choice_and_number_of_updates_may_be_ones_own(tmp_path):
     with opened(tmp_path, "data.evaluation=[]") as s:
         before = s._session.state.policy_version
@@ -110,6 +114,7 @@ def test_rewards_choice_and_number_of_updates_may_be_ones_own(tmp_path):
 
 
 @pytest.mark.run
+@pytest.mark.usefixtures("pageless")
 def test_a_refill_of_ones_own_ends_when_the_batch_is_full(tmp_path):
     """With rewards of one's own nothing is sampled unseen, and the recipe's rule still chooses."""
     with opened(tmp_path, *REFILLED, "rl.select.carry_over=false", "data.evaluation=[]") as s:
@@ -130,6 +135,7 @@ def test_a_refill_of_ones_own_ends_when_the_batch_is_full(tmp_path):
 
 
 @pytest.mark.run
+@pytest.mark.usefixtures("pageless")
 def test_calls_out_of_order_name_the_missing_one(tmp_path):
     def refused(missing, call, *given):
         with pytest.raises(vz.VerizeroError) as error:
@@ -160,6 +166,7 @@ def test_calls_out_of_order_name_the_missing_one(tmp_path):
 
 
 @pytest.mark.run
+@pytest.mark.usefixtures("pageless")
 def test_a_loop_that_is_left_early_or_stopped_goes_on_later(tmp_path):
     def one_step(s):
         s.update(s.select(s.verify(s.generate(s.next_prompts()))))

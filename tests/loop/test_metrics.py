@@ -16,10 +16,7 @@ from verizero.pipeline.types import Group, Rollout, Verdict
 
 SHARED = turn_of([1, 2, 3], [4, 5], trains=False)
 FORKED = episode_of(
-    [
-        [turn_of([1, 2, 3], [4, 5], reward=-1.0)],
-        [SHARED, turn_of([6], [7, 8, 9], version=5, reward=0.5)],
-    ]
+    [[turn_of([1, 2, 3], [4, 5], reward=-1.0)], [SHARED, turn_of([6], [7, 8, 9], version=5, reward=0.5)]]
 )
 SHORT = episode_of([[turn_of([1, 2], [3], reward=0.25)]], "turns", words=("42",))
 SINGLE = replace(SHORT, episode=None)

@@ -22,11 +22,7 @@ from verizero.pipeline.rl.logprobs import logprobs_and_entropy, score_norms
 
 @pytest.mark.run
 @settings(max_examples=60, derandomize=True)
-@given(
-    batches(),
-    st.sampled_from(["group", "batch", "none"]),
-    st.integers(0, 1),
-)
+@given(batches(), st.sampled_from(["group", "batch", "none"]), st.integers(0, 1))
 def test_group_norm(batch: tuple[list[float], list[int], list[int]], std: str, ddof: int) -> None:
     rewards, groups, lengths = batch
     options = {"name": "group_norm", "std": std, "ddof": ddof, "eps": 1e-4}

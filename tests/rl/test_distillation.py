@@ -93,11 +93,7 @@ def test_a_small_rest_keeps_its_digits() -> None:
     assert float(found.divergence[1]) == 0.0
 
 
-@pytest.mark.parametrize(
-    "objective",
-    [*(Objective(n, "top_k", 3) for n in NAMES), Objective(over="sampled")],
-    ids=str,
-)
+@pytest.mark.parametrize("objective", [*(Objective(n, "top_k", 3) for n in NAMES), Objective(over="sampled")], ids=str)
 def test_what_a_server_tells_is_what_its_logits_say(objective: Objective) -> None:
     logits, teacher = logits_of(6, 8), logits_of(6, 9)
     held, targets, wanted = asked(logits, teacher, objective)

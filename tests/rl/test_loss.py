@@ -17,13 +17,11 @@ from verizero.pipeline.rl.catalog import REJECTIONS
 from verizero.pipeline.rl.loss import (
     Counts,
     mismatch_weights,
-    off_policy_keep,
     policy_loss,
     ptx_loss,
     rejection_keep,
     response_weight,
     summarize,
-    training_mask,
 )
 from verizero.pipeline.rl.parts import Parts, PolicyParams
 
@@ -126,11 +124,12 @@ def test_a_runaway_ratio_and_a_certain_token_stay_finite(name: str) -> None:
         ("high_entropy", "high_entropy"),
         ("clip_cov", "selected"),
         ("ppo", "old_logprobs"),
+        ("overlong_filter", "truncated"),
     ],
 )
 def test_a_missing_input_is_named(name: str, missing: str) -> None:
     inputs = dataclasses.replace(pad(random_rows(0)).inputs, **{missing: None})
-    with pytest.raises(DataError, match=missing):
+    with pytest.raises((ConfigError, DataError), match=missing):
         policy_loss(VARIANTS[name], inputs, Counts(10, 2))
 
 
@@ -211,21 +210,3 @@ def test_a_product_over_a_long_response_leaves_a_range_that_its_root_stays_in() 
     root = mismatch_weights(PolicyParams(mismatch_level="geometric", mismatch_action="mask"), old, gen, mask)
     assert float(product) == 0.0
     assert float(root) == pytest.approx(math.exp(0.01), rel=1e-6)
-
-
-def test_the_off_policy_mask_spares_what_is_good() -> None:
-    mask = torch.ones(4, 3, dtype=torch.bool)
-    lp = torch.zeros(4, 3)
-    gen = torch.tensor([0.5, 0.5, 0.1, -9.0])[:, None].expand(4, 3)
-    adv = torch.tensor([1.0, -1.0, -1.0, -1.0])[:, None].expand(4, 3)
-    assert off_policy_keep(lp, gen, adv, mask, 0.2)[:, 0].tolist() == [True, False, True, True]
-    # the boundary is kept
-    assert bool(off_policy_keep(lp, gen, adv, mask, 0.5).all())
-
-
-def test_the_overlong_filter_takes_whole_responses() -> None:
-    _, parts = load_algorithm("grpo", {"overlong_filter": True})
-    mask = torch.tensor([[1.0, 1.0], [0.0, 1.0]])
-    assert training_mask(parts, mask, torch.tensor([True, False])).tolist() == [[False, False], [False, True]]
-    with pytest.raises(ConfigError, match="truncated"):
-        training_mask(parts, mask, None)

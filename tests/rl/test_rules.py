@@ -174,17 +174,9 @@ def test_functions_take_the_options_of_their_entries_which_alone_have_defaults(t
 def test_what_parts_need() -> None:
     def needs(name: str, **params: Any) -> set[str]:
         parts = load_algorithm(name, params)[1]
-        kinds = (
-            "reference",
-            "critic",
-            "greedy",
-            "components",
-            "rollout_logprobs",
-            "old_logprobs",
-            "group",
-            "score_norms",
-        )
-        return {kind for kind in kinds if getattr(parts, f"needs_{kind}")}
+        return {
+            name.removeprefix("needs_") for name in dir(parts) if name.startswith("needs_") and getattr(parts, name)
+        }
 
     assert needs("ppo") == {"reference", "critic", "old_logprobs"}
     assert needs("ppo", kl_coef=0) == {"critic", "old_logprobs"}

@@ -78,17 +78,9 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
     ({}, {"sandbox": {"cpu_s": 1}}, ["sandbox.cpu_s was None, is 1.0"]),
     (SERVERS, {"rollout": {"vllm": {"urls": [], "servers": 3, "health_timeout_s": 9, "sleep": False}}}, []),
     (SERVERS, {"rollout": {"engine": "vllm"}}, ["rollout.engine was 'vllm_server', is 'vllm'"]),
-    (
-        SERVERS,
-        {"rollout": {"vllm": {"max_model_tokens": 48}}},
-        ["rollout.vllm.max_model_tokens was None, is 48"],
-    ),
+    (SERVERS, {"rollout": {"vllm": {"max_model_tokens": 48}}}, ["rollout.vllm.max_model_tokens was None, is 48"]),
     (TEACHER, {"sample": {"endpoint": {"url": "https://b/v1", "parallel": 3, "timeout_s": 9}}}, []),
-    (
-        TEACHER,
-        {"sample": {"endpoint": {"model": "other"}}},
-        ["sample.endpoint.model was 'teacher', is 'other'"],
-    ),
+    (TEACHER, {"sample": {"endpoint": {"model": "other"}}}, ["sample.endpoint.model was 'teacher', is 'other'"]),
     (FROM, {"stages": ["sft", {**LAST, "from": "base"}]}, ["from was 'sft', is 'base'"]),
     (FROM, {"stages": ["sft", LAST]}, ["from was 'sft', is None"]),
 ]

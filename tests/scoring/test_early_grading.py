@@ -52,10 +52,7 @@ def test_verdicts_and_rewards_are_those_of_grading_at_the_end(workers: int, shar
     """With components, duplicates, failures and responses that were cut; whatever share ended early."""
     prompts, given = prompts_of("a", "b"), sample(workers)
     config = TABLE.model_copy(
-        update={
-            "workers": workers,
-            "components": (ComponentConfig(verifier={"name": "length"}, weight=0.5),),
-        }
+        update={"workers": workers, "components": (ComponentConfig(verifier={"name": "length"}, weight=0.5),)}
     )
 
     def scorer() -> tuple[Scorer, list[Scripted]]:

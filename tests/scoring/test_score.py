@@ -88,10 +88,7 @@ TABLE = ScoringConfig(no_answer=-0.1, timeout=-0.2, truncated=-0.5, retries=0)
 STATUSES = ["graded 1.0", "graded 0.25", "graded 0", "no_answer", "timeout", "verifier_error", "sandbox_error"]
 
 
-@pytest.mark.parametrize(
-    ("text", "reward"),
-    zip(STATUSES, [1.0, 0.25, 0.0, -0.1, -0.2, None, None], strict=True),
-)
+@pytest.mark.parametrize(("text", "reward"), zip(STATUSES, [1.0, 0.25, 0.0, -0.1, -0.2, None, None], strict=True))
 def test_a_verdict_is_worth_what_the_table_says(text: str, reward: float | None) -> None:
     scorer, _ = scorer_of(TABLE)
     (scored,), _ = scorer.score(prompts_of("a"), [rollout(text)])

@@ -30,6 +30,7 @@ from verizero.pipeline.host.disk import locked
 from verizero.pipeline.report.ended import Ended, end_of, ended_by
 from verizero.pipeline.whole_run import train
 
+pytestmark = pytest.mark.usefixtures("pageless")
 ROUND = ["rl.rounds=1", "rl.steps_per_round=2", "rl.select.keep=all"]
 JUDGE = """
 from verizero.verifiers.base import verifier
@@ -38,6 +39,7 @@ from verizero.verifiers.base import verifier
 def judge(attempt):
     {}
 """
+DOWN, ODD = "raise ConnectionError('the judge is down')", "return len(attempt.response) % 2"
 BAD = {"verifier": {"path": "judge.py:judge"}, "file": "rows.jsonl"}
 
 
@@ -82,7 +84,7 @@ def test_the_budget_of_tokens_is_spent(tmp_path: Path) -> None:
 @pytest.mark.run
 def test_graders_fail_and_a_later_try_says_how_it_ended_itself(tmp_path: Path) -> None:
     rows(tmp_path)
-    (tmp_path / "judge.py").write_text(JUDGE.format("raise ConnectionError('the judge is down')"))
+    rewrite_judge(tmp_path, DOWN)
     data = {"scoring": {"retries": 0}, "data": {"train": [BAD], "evaluation": []}}
     ended, _ = end(tmp_path, changes=data)
     assert (ended["reason"], ended["where"]) == ("graders_failed", "round 1 step 2")
@@ -90,7 +92,7 @@ def test_graders_fail_and_a_later_try_says_how_it_ended_itself(tmp_path: Path) -
     rewrite_judge(tmp_path, "return (")
     ended, _ = end(tmp_path, changes=data)
     assert (ended["reason"], ended["where"]) == ("error", "the start"), "of the last try, which did not begin"
-    rewrite_judge(tmp_path, "return len(attempt.response) % 2")
+    rewrite_judge(tmp_path, ODD)
     assert end(tmp_path, changes=data)[0]["reason"] == "done"
 
 
@@ -147,33 +149,18 @@ def test_a_cancelled_flow_and_an_error_that_ctrl_c_led_to_are_interruptions() ->
     assert ended_by(error, "").reason == "interrupted"
 
 
-CHECK = """
-from pathlib import Path
-from verizero.pipeline.types import Verdict
-from verizero.verifiers.base import VerifierParams, verifier
-
-@verifier
-def judge(attempt, params: VerifierParams):
-    if (Path(__file__).parent / "down").exists():
-        raise ConnectionError("the judge is down")
-    return Verdict("graded", float(len(attempt.response) % 2))
-"""
-
-
 @pytest.fixture
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with rows and a verifier, which fails while there is a file `down`."""
+    """A working folder with rows and a verifier that fails."""
     monkeypatch.chdir(tmp_path)
     rows(tmp_path)
-    (tmp_path / "judge.py").write_text(CHECK)
-    (tmp_path / "down").touch()
+    rewrite_judge(tmp_path, DOWN)
     return tmp_path
 
 
 def recipe(base: Path, **changes: Any) -> str:
-    source = {"file": "rows.jsonl", "verifier": {"path": "judge.py:judge"}}
     tree = merge(merge(TREE, SHORT), {"name": "down", "scoring": {"retries": 0}})
-    tree |= {"stages": ["sft", "rl"], "data": {"train": [source], "evaluation": []}, **changes}
+    tree |= {"stages": ["sft", "rl"], "data": {"train": [BAD], "evaluation": []}, **changes}
     (base / "down.yaml").write_text(yaml.safe_dump(tree))
     return str(base / "down.yaml")
 
@@ -184,14 +171,14 @@ def test_an_evaluation_ends_with_an_error_in_a_run_and_alone(base: Path, capsys:
     rows(base / "held")
     text = (base / "held" / "rows.jsonl").read_text()
     (base / "held" / "rows.jsonl").write_text(text.replace('"s', '"e').replace("+2=", "+2 ="))
-    held = {"file": "held/rows.jsonl", "verifier": {"path": "judge.py:judge"}, "domain": "judged"}
+    held = {**BAD, "file": "held/rows.jsonl", "domain": "judged"}
     sums = {**TREE["data"]["evaluation"][0], "domain": "sums"}
     path = recipe(base, data={"train": [{"file": "rows.jsonl", "verifier": "math"}], "evaluation": [sums, held]})
     assert main(["train", path, "--no-prefect"]) == 1
     assert "evaluate before training, domain 'judged': graders failed on all 36 responses" in capsys.readouterr().err
     assert main(["eval", path]) == 1
     assert "domain 'judged': graders failed on all" in capsys.readouterr().err
-    (base / "down").unlink()
+    rewrite_judge(base, ODD)
     assert main(["eval", path]) == 0
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.stages.broken import Broken, goes_on_as_if_never_broken
 from tests.stages.broken import run as run_whole
+from tests.stages.sessions import train_model
 from tests.stages.tiny import FOUR_STAGES, tiny
 from verizero.pipeline.config.load import load_recipe, only_stages
 from verizero.pipeline.config.run import RunConfig
@@ -19,14 +20,13 @@ from verizero.pipeline.host.disk import read_jsonl
 from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.run.demonstrations import demonstration_rows
 from verizero.pipeline.run.opening import open_run
-from verizero.pipeline.whole_run import items_by_stage, run_items, train
+from verizero.pipeline.whole_run import items_by_stage, run_items
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
-    train(tiny(FOUR_STAGES), folder, folder, "auto", Progress())
-    return folder
+    return train_model(tiny(FOUR_STAGES), folder, folder)
 
 
 @pytest.mark.run
@@ -37,14 +37,8 @@ def test_rows_name_stage_and_kind(run: Path) -> None:
     assert steps[40:44] == [("rl", "rl", n) for n in range(1, 5)]
     assert steps[44:49] == [("sft_again", "sft", n) for n in range(1, 6)]
     assert steps[49:] == [("rl_again", "rl", n) for n in (5, 6)]
-    assert [r["stage"] for r in rows if r["kind"] == "evaluation"] == [
-        "base",
-        "sft",
-        "rl",
-        "rl",
-        "sft_again",
-        "rl_again",
-    ]
+    evaluated = [r["stage"] for r in rows if r["kind"] == "evaluation"]
+    assert evaluated == ["base", "sft", "rl", "rl", "sft_again", "rl_again"]
     metrics = [r["metrics"] for r in rows if r.get("stage_kind") == "rl" and r["kind"] == "step"]
     assert metrics[4]["tokens/generated"] < metrics[3]["tokens/generated"]  # a budget of tokens is of one stage
     assert [m["critic/warming_up"] for m in metrics] == [1, 0, 0, 0, 1, 0]  # each stage begins with a new critic
@@ -57,7 +51,7 @@ def test_a_done_run_has_nothing_left_and_is_in_its_last_stage(run: Path) -> None
     with open_run(tiny(FOUR_STAGES), run, run, "auto", Progress()) as session:
         assert session.setup.config.stage_names == ("rl_again",)
         assert (session.state.num_done, session.state.rl_step, session.state.step_in_stage) == (5, 6, 2)
-    train(tiny(FOUR_STAGES), run, run, "auto", Progress())
+    train_model(tiny(FOUR_STAGES), run, run)
     assert (run / "metrics.jsonl").read_bytes() == before
 
 

@@ -39,22 +39,11 @@ TREE: dict[str, Any] = {
     },
     "data": {
         "train": [{"generator": {"name": "arithmetic", "params": SUMS}}],
-        "evaluation": [
-            {
-                "generator": {
-                    "name": "arithmetic",
-                    "params": SUMS,
-                    "split": "evaluation",
-                }
-            }
-        ],
+        "evaluation": [{"generator": {"name": "arithmetic", "params": SUMS, "split": "evaluation"}}],
     },
     "sft": {"steps": 120, "batch_size": 16, "optimizer": {"learning_rate": 1e-2, "warmup_steps": 2}},
     "rl": {
-        "algorithm": {
-            "name": "grpo",
-            "kl_coef": 0.01,
-        },
+        "algorithm": {"name": "grpo", "kl_coef": 0.01},
         "rounds": 2,
         "steps_per_round": 3,
         "prompts_per_step": 3,
