@@ -104,11 +104,13 @@ class Served:
                 self.process.kill()
 
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """A `verizero` command whose PREFECT_API_URL names this server."""
+        """A `verizero` command whose PREFECT_API_URL names this server.
+
+        No fork: Prefect chooses what it logs when it is imported, and the command chooses before that.
+        """
         environment = {**self.environment, "PREFECT_API_URL": f"{self.address}/api", "DO_NOT_TRACK": "1"}
         environment["PREFECT_API_AUTH_STRING"] = environment[LOGIN]
-        completed: subprocess.CompletedProcess[str] = warm(FLOWS).call(
-            subprocess.run,
+        return subprocess.run(
             [sys.executable, "-m", "verizero.pipeline.cli", *words],
             cwd=self.folder,
             env=environment,
@@ -116,7 +118,6 @@ class Served:
             text=True,
             timeout=PATIENCE_S,
         )
-        return completed
 
     def post(self, path: str, rows: list[Any] | None = None, **body: Any) -> Any:
         answer = self.client.post(path, json=body if rows is None else rows)
