@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from verizero.pipeline.run.state import schedule
 from verizero.pipeline.whole_run import train
 
 EACH = {**SMALL, "checkpoint.every_steps": 1, "scoring.retries": 0}
-pytestmark = [pytest.mark.run, pytest.mark.usefixtures("folder")]
+pytestmark = [pytest.mark.run, pytest.mark.usefixtures("folder", "pageless")]
 
 
 def good():
@@ -59,13 +60,34 @@ def whole(tmp_path_factory):
 
 
 def info(run):
-    read = json.loads(Path("runs", run, "run.json").read_text())
-    return read
+    return json.loads(Path("runs", run, "run.json").read_text())
 
 
 def rows_of(run):
     rows = [json.loads(line) for line in Path("runs", run, "metrics.jsonl").read_text().splitlines()]
     return [(row["kind"], row["step"]) for row in rows]
+
+
+def test_a_call_that_was_interrupted_goes_on_with_the_same_bytes_when_it_is_made_again(whole):
+    def interrupt(event):
+        if event.kind == "step" and event.step == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        go("parts", good(), callbacks=[interrupt])
+    assert info("parts")["ended"]["reason"] == "interrupted"
+    with pytest.raises(vz.VerizeroError, match=r"the run is not done; call run\.train\(\) first"):
+        vz.TrainedRun("runs/parts").train(steps=4)
+    steps = []
+    run = go("parts", good(), callbacks=[lambda event: steps.append(event.step) if event.kind == "step" else None])
+    assert steps == [3, 4], "the step that was interrupted is done again"
+    assert_same_bytes(run.folder, whole)
+    before, after = (run.results["default"][side]["reward"] for side in ("before", "after"))
+    assert f"{before:.3f} -> {after:.3f}" in repr(run)
+    with pytest.raises(vz.VerizeroError, match="nothing says which rewards are right"):
+        run.samples(wrong=True)
+    with vz.open("tiny", ROWS, reward=good(), name="parts", steps=4, quiet=True, **EACH) as s:
+        assert s.done, "nothing holds the folder"
 
 
 @pytest.mark.parametrize("checkpoint", [0, 1])
@@ -144,10 +166,10 @@ def test_more_steps_are_a_stage_of_their_own():
 def test_a_program_with_more_steps_gives_the_same_bytes_when_it_is_started_again():
     for _ in range(2):
         go("again", good(), steps=3).train(steps=2, quiet=True)
-    assert_same_bytes(Path("runs/again"), go("once", good(), steps=3).train(steps=2, quiet=True).folder)
     assert Path("runs/again/stale/1/stages.json").is_file()
     go("kept", good(), steps=3).train(steps=2, quiet=True, callbacks=[lambda event: vz.STOP])
     vz.TrainedRun("runs/kept").train(quiet=True)
+    assert info("kept")["ended"]["reason"] == "done"
     assert_same_bytes(Path("runs/again"), Path("runs/kept"))
     assert not Path("runs/kept/stale").exists()
 
@@ -171,15 +193,6 @@ def test_a_stage_that_has_begun_keeps_its_length():
             vz.VerizeroError, match=r"keeps its length.* run\.train\(steps=…\) does, or start a new run"
         ):
             go("sum", good(), steps=steps)
-
-
-def test_a_run_that_was_ended_early_is_done_first(folder, whole):
-    run = go("early", good(), callbacks=[lambda event: vz.STOP if event.step == 2 else None])
-    with pytest.raises(vz.VerizeroError, match=r"the run is not done; call run\.train\(\) first"):
-        run.train(steps=4)
-    vz.TrainedRun(folder / "runs" / "early").train(quiet=True)
-    assert info("early")["ended"]["reason"] == "done"
-    assert_same_bytes(run.folder, whole)
 
 
 def test_sft_has_more_steps_whatever_its_schedule():

@@ -1,8 +1,7 @@
-"""`verizero.train`: the program of the README, the same by the command, and a run that is continued."""
+"""`verizero.train`: the program of the README, the same by the command, and what it refuses."""
 
 import json
 import re
-import signal
 from functools import lru_cache, partial
 from pathlib import Path
 from runpy import run_path
@@ -73,32 +72,6 @@ def test_the_program_of_the_readme_on_rows_is_its_command_on_a_file(folder, monk
     assert weights(again) == weights(run)
 
 
-@pytest.mark.run
-def test_a_call_that_was_interrupted_goes_on_with_the_same_bytes_when_it_is_made_again(folder):
-    def ask(name, *callbacks):
-        more = {**SMALL, **EVERY_STEP, "callbacks": callbacks}
-        return vz.train("tiny", ROWS, reward=reward, name=name, steps=4, quiet=True, **more)
-
-    def interrupt(event):
-        if event.kind == "step" and event.step == 3:
-            signal.raise_signal(signal.SIGINT)
-
-    whole = ask("whole")
-    before, after = (whole.results["default"][side]["reward"] for side in ("before", "after"))
-    assert f"{before:.3f} -> {after:.3f}" in repr(whole)
-    with pytest.raises(vz.VerizeroError, match="nothing says which rewards are right"):
-        whole.samples(wrong=True)
-    with pytest.raises(KeyboardInterrupt):
-        ask("parts", interrupt)
-    assert json.loads(Path("runs/parts/run.json").read_text())["ended"]["reason"] == "interrupted"
-    steps = []
-    again = ask("parts", lambda event: steps.append(event.step) if event.kind == "step" else None)
-    assert steps == [3, 4], "the step that was interrupted is done again"
-    assert weights(again) == weights(whole)
-    with vz.open("tiny", ROWS, reward=reward, name="parts", steps=4, quiet=True, **SMALL, **EVERY_STEP) as s:
-        assert s.done, "nothing holds the folder"
-
-
 def test_a_function_of_a_script_keeps_its_place_and_its_caches(folder):
     names = {"__name__": "__main__", "lru_cache": lru_cache}
     source = "@lru_cache(9)\ndef helper(n):\n  return n and helper(n - 1)\n@lru_cache\ndef r(completion):\n" \
@@ -107,9 +80,6 @@ def test_a_function_of_a_script_keeps_its_place_and_its_caches(folder):
     choice = verifier_of(names["r"], folder, None, None)
     verdict = load(path=choice["path"], base=folder).bind().score([Attempt("", None)])[0]
     assert verdict.reason == "IndexError: list index out of range, at script.py:8"
-
-
-EVERY_STEP = {"checkpoint.every_steps": 1, "scoring.retries": 0}
 
 
 @pytest.mark.run

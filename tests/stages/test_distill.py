@@ -66,7 +66,11 @@ def falls(values: list[float], share: float = 0.8) -> bool:
 @pytest.mark.run
 @pytest.mark.parametrize(
     "objective",
-    [{}, {"over": "sampled", **SLOW}, {"over": "top_k", "top_k": 8, "divergence": "forward_kl"}],
+    [
+        pytest.param({}, marks=pytest.mark.nightly),
+        {"over": "sampled", **SLOW},
+        {"over": "top_k", "top_k": 8, "divergence": "forward_kl"},
+    ],
     ids=str,
 )
 def test_the_student_comes_to_the_teacher(tmp_path: Path, objective: dict[str, Any]) -> None:

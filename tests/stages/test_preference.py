@@ -58,15 +58,25 @@ def test_a_verifier_is_enough_right_answers_against_wrong_ones_of_the_policy(tmp
     assert made["metrics"]["pairs"] == len(pairs)
 
 
+BREAKS = [("sample", 1), ("train", 2), ("train", 2)]
+"""Training ends twice in each part, and what it did is in a checkpoint once it begins again."""
+
+
 @pytest.mark.run
-@pytest.mark.parametrize("every_part", [False, True])
+@pytest.mark.parametrize(
+    ("every_part", "breaks"),
+    [(False, []), (True, BREAKS), pytest.param(False, BREAKS, marks=pytest.mark.nightly)],
+    ids=["sampled once", "sampled in every part", "sampled once and broken off"],
+)
 def test_parts_have_their_own_pairs_and_each_its_own_reference_also_after_a_break(
-    tmp_path: Path, every_part: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, every_part: bool, breaks: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("verizero.pipeline.stages._epochs.CHUNK_STEPS", 2)
     config = recipe(start(), parts=2, sampled={**SAMPLED, "every_part": every_part})
-    # "train" ends twice in each part, and what it did is in a checkpoint once it begins again
-    goes_on_as_if_never_broken(config, tmp_path, [("sample", 1), ("train", 1), ("train", 2), ("train", 2)])
+    if breaks:
+        goes_on_as_if_never_broken(config, tmp_path, breaks)
+    else:
+        run(config, tmp_path / "whole")
     folder = tmp_path / "whole/stages/preference"
     first, second = (read_jsonl(folder / f"pairs-{k}.jsonl") for k in (1, 2))
     assert len({p.name.split("-")[1] for p in folder.glob("reference-*")}) == 2
@@ -110,12 +120,7 @@ def test_pairs_of_a_file_are_graded_and_counted_and_nothing_is_lost(tmp_path: Pa
         {"prompt": "1+3=", "chosen": "4" * 90, "rejected": "5", "answer": "4"},
         {"prompt": "1+4=", "chosen": "6", "rejected": "7", "answer": "5"},
     ]
-    config = recipe(
-        pairs=[file_of(tmp_path, [*PAIRS, WRONG, *bad])],
-        on_wrong_chosen="drop",
-        epochs=1.5,
-        steps=None,
-    )
+    config = recipe(pairs=[file_of(tmp_path, [*PAIRS, WRONG, *bad])], on_wrong_chosen="drop", epochs=1.5, steps=None)
     words = "\n".join(go(config, tmp_path, page=False))
     folder = tmp_path / "run/stages/preference"
     kept = {p["prompt"]: p["chosen"] for p in read_jsonl(folder / "pairs-1.jsonl")}
