@@ -50,6 +50,12 @@ def test_sessions_reach_each_other_without_walls():
     assert {"*slow it", "*abstract socket", "keyring"} <= missed["landlock"] - missed["seccomp"]
 
 
+def test_a_process_that_cannot_be_halted_ends_with_its_call():
+    with sandbox.Pool(workers=1, walls=[], min_level=0) as pool, across.open_session(pool) as session:
+        across.within(session, across.PYTHON["ask to be traced"], wall_s=1)
+        assert session.python("print(1)").stdout == "1\n"
+
+
 def test_the_acts_work_without_walls(tmp_path):
     """Without this control a stopped act proves nothing: a typing error may have stopped it."""
     scene = Scene()
