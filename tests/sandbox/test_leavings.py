@@ -17,8 +17,11 @@ NO_LANDLOCK = ("namespaces", "seccomp", "uid", "cgroup")
 
 
 @pytest.mark.run
-@pytest.mark.parametrize("walls", [sandbox.WALLS, LEVEL_2, NO_SECCOMP, NO_LANDLOCK], ids=",".join)
+@pytest.mark.parametrize(
+    "walls", [pytest.param(sandbox.WALLS, marks=pytest.mark.nightly), LEVEL_2, NO_SECCOMP, NO_LANDLOCK], ids=",".join
+)
 def test_a_program_leaves_nothing(walls):
+    """What is left behind all walls is left where one of them is missing."""
     with sandbox.Pool(workers=1, min_level=1, walls=walls) as pool:
         for name, program in leavings.PYTHON.items():
             text = "the first input, which is longer than the others are" * 2

@@ -6,6 +6,7 @@ import ast
 
 import pytest
 
+from tests.sandbox.conftest import LEVEL_2
 from tests.verifiers.suites import lines_of, rows_of
 from verizero import sandbox
 from verizero.pipeline.errors import DataError
@@ -100,22 +101,21 @@ def graded(rows, **params):
     return [(name, row[0], verdict) for (name, row), verdict in zip(rows.items(), verdicts, strict=True)]
 
 
-def of_plain(value):
-    """Return the rows of a value that comes back equal, and whose type the program sees."""
-    equal = "True" if value.endswith(".values()") else "x == y"
-    modules = {"setup": "import collections, fractions, decimal, datetime, pathlib, re"}
-    same = f"x = {value}\ny = f(x)\nassert repr(x) == repr(y) and type(x) is type(y) and {equal}"
-    kind = f"x = {value}\nassert kind(x) == (type(x).__module__, type(x).__qualname__)"
-    yield f"same {value}", ("def f(x): return x", modules | {"tests": same})
-    yield (
-        f"kind {value}",
-        ("def kind(x): return type(x).__module__, type(x).__qualname__", modules | {"tests": kind}),
-    )
+def of_plain():
+    """Return a program that gives values back and names their types, and its tests, one a value."""
+    tests = [
+        f"x = {value}\ny = f(x)\nassert kind(x) == (type(x).__module__, type(x).__qualname__)\n"
+        f"assert repr(x) == repr(y) and type(x) is type(y) and ({value.endswith('.values()')} or x == y)"
+        for value in PLAIN
+    ]
+    modules = "import collections, fractions, decimal, datetime, pathlib, re"
+    program = "def f(x): return x\ndef kind(x): return type(x).__module__, type(x).__qualname__"
+    return program, {"setup": modules, "tests": tests}
 
 
 @pytest.mark.run
 def test_right_programs_pass():
-    rows = dict(row for value in PLAIN for row in of_plain(value)) | RIGHT | dict(enumerate(RIGHT_FORMS))
+    rows = {"plain values": of_plain()} | RIGHT | dict(enumerate(RIGHT_FORMS))
     assert not [(name, v.reason) for name, _, v in graded(rows, cpu_s=5) if not v.is_correct]
 
 
@@ -192,9 +192,13 @@ def test_what_needs_the_programs_own_process(line):
 
 
 @pytest.mark.run
-@pytest.mark.parametrize("walls", [sandbox.WALLS, ("landlock", "seccomp", "uid")], ids=["level3", "level2"])
-def test_such_tests_run_with_the_program_where_the_recipe_has_pytest(walls):
-    rows = rows_of("one_process") | {
+@pytest.mark.parametrize(
+    ("walls", "step"),
+    [(sandbox.WALLS, 1), (LEVEL_2, 8), pytest.param(LEVEL_2, 1, marks=pytest.mark.nightly)],
+    ids=["level3", "level2 some", "level2"],
+)
+def test_such_tests_run_with_the_program_where_the_recipe_has_pytest(walls, step):
+    rows = dict([*rows_of("one_process").items()][::step]) | {
         "wrong": ("def f(x): return x", {"tests": "assert f(lambda x: 1) == 1\nassert f(2) == 2"}),
         "no module": (
             "def f(x): return x",
@@ -263,10 +267,10 @@ _SEND = (
 
 def attacks():
     """Yield programs that want the reward without the work, with tests that an honest program could pass."""
-    yield from ((f"liar: {test}", (LIAR, [test])) for test in COMPARED)
+    yield "liar", (LIAR, COMPARED)
+    undeserved = [test for test in COMPARED if not any(each in test for each in DESERVED)]
     for base, value in BASES.items():
-        program = SUBCLASSES.format(base=base, value=value)
-        yield from ((f"{base}: {t}", (program, [t])) for t in COMPARED if not any(each in t for each in DESERVED))
+        yield base, (SUBCLASSES.format(base=base, value=value), undeserved)
     double = ["assert f(2) == 4", "assert f(3) == 6"]
     for name, act in (line.split(" | ", 1) for line in lines_of("frames")):
         yield f"frame in a call: {name}", (f"{_SEND}def f(x):\n    {act}\n    return 0", double)
@@ -277,7 +281,7 @@ def attacks():
 
 @pytest.mark.run
 def test_no_attack_earns_anything_or_looks_like_a_failure_of_the_grader():
-    for name, _, verdict in graded(dict(attacks())):
+    for name, _, verdict in graded(dict(attacks()), grading="fraction"):
         assert (verdict.score, verdict.status in ("graded", "timeout")) == (0.0, True), (name, verdict)
     for name, _, verdict in graded(SLOW, cpu_s=0.5, wall_s=2, memory_mib=128):
         assert (verdict.score, verdict.status in ("graded", "timeout")) == (0.0, True), (name, verdict)
