@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.sandbox.conftest import LEVEL_2
 from tests.sandbox.doubling import DOUBLE, LIMITS, TESTS, TIGHT
 from tests.sandbox.processes import family, worker_pids
 from tests.sandbox.scene import Scene
@@ -71,7 +72,12 @@ BREAKS = (
 )
 
 
-@pytest.mark.parametrize(("language", "program", "status"), BREAKS)
+@pytest.mark.parametrize(
+    ("walls", "language", "program", "status"),
+    [(sandbox.WALLS, *row) for row in BREAKS]
+    + [pytest.param(LEVEL_2, *r, marks=[] if r[0] in ("c", "bash") else pytest.mark.nightly) for r in BREAKS],
+    indirect=["walls"],
+)
 def test_what_breaks_has_its_status(tools, language, program, status):
     """Time is short only where it must stop the program: on a busy machine the others take long to end."""
     if not sandbox.available()[language]:
