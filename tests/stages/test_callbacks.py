@@ -17,6 +17,8 @@ from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import RunError
 from verizero.pipeline.run.callbacks import STOP, Event
 
+pytestmark = [pytest.mark.run, pytest.mark.usefixtures("pageless")]
+
 ALL: dict[str, Any] = {
     "stages": ["sft", "sample", "preference", "reward_model", "rl"],
     "sft": {"steps": 4, "batch_size": 8, "evaluate_every": 2, "optimizer": {"learning_rate": 1e-4}},
@@ -53,7 +55,6 @@ def written(folder: Path) -> list[tuple[str, str, int]]:
     return [(kinds[r["kind"]], r["stage"], r["step"]) for r in rows if r["kind"] in kinds]
 
 
-@pytest.mark.run
 def test_each_step_and_evaluation_once_also_where_a_callback_ended_the_run_again_and_again(tmp_path: Path) -> None:
     go(recipe(), tmp_path / "whole")
     whole = tmp_path / "whole" / "run"
@@ -93,7 +94,6 @@ def test_each_step_and_evaluation_once_also_where_a_callback_ended_the_run_again
     assert_same_bytes(folder, whole)
 
 
-@pytest.mark.run
 def test_a_callback_that_raises_ends_the_run_and_the_step_is_done_and_told_again(tmp_path: Path) -> None:
     file = tmp_path / "watch.py"
     file.write_text(

@@ -24,12 +24,7 @@ from verizero.pipeline.whole_run import train
 
 pytest.importorskip("gguf")
 
-CHANGES = {
-    "stages": ["sft"],
-    "rl": None,
-    "sft": {"steps": 3, "batch_size": 4},
-    "model": {"create": None},
-}
+CHANGES = {"stages": ["sft"], "rl": None, "sft": {"steps": 3, "batch_size": 4}, "model": {"create": None}}
 
 
 @pytest.mark.run

@@ -100,12 +100,11 @@ def test_a_collapse_that_old_responses_hid_is_rolled_back_to_before_it(tmp_path:
 
 
 KINDS: list[list[str]] = [
-    ["train.lora={rank: 4}", "rl.select.keep=all"],
     [
         "rl.algorithm={name: ppo, critic_learning_rate: 1e-3, num_minibatches: 1}",
-        "rl.reference={schedule: ema, alpha: 0.5}",
+        *("rl.reference={schedule: ema, alpha: 0.5}", "rollout.max_staleness=2", "rl.select.keep=all"),
     ],
-    ["train.backend=fsdp", "rollout.max_staleness=2", "rl.select.keep=all"],
+    ["train.lora={rank: 4}", "train.backend=fsdp", "rl.select.keep=all"],
 ]
 
 

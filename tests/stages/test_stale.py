@@ -65,7 +65,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def base(done: Path, tmp_path: Path) -> Path:
+def base(done: Path, tmp_path: Path, pageless: None) -> Path:
     return Path(shutil.copytree(done, tmp_path / "again"))
 
 
@@ -166,6 +166,7 @@ def test_a_parameter_of_a_verifier_is_no_length(base: Path) -> None:
 
 
 @pytest.mark.run
+@pytest.mark.usefixtures("pageless")
 @pytest.mark.parametrize("moment", [("update", 2), ("train", 1)])
 def test_a_run_broken_off_goes_on_with_another_recipe(
     tmp_path: Path, changed: dict[str, str], moment: tuple[str, int]
