@@ -13,7 +13,7 @@ from tests.oracles import advantages as advantages_oracle
 from tests.oracles import rl as oracle
 from verizero.pipeline.algorithms.base import load_algorithm
 from verizero.pipeline.rl.credit import AdvantageInputs, compute_advantages
-from verizero.pipeline.rl.gae import summarize_values, value_loss
+from verizero.pipeline.rl.gae import reward_to_go, summarize_values, value_loss
 
 NAN = float("nan")
 
@@ -68,6 +68,15 @@ def test_gae_equals_its_definition(params: dict[str, Any]) -> None:
     outside = inputs.response_mask == 0
     assert bool((found.advantages[outside] == 0).all())
     assert bool((found.returns[outside] == 0).all())
+
+
+def test_reward_to_go_steps_over_gaps() -> None:
+    mask = torch.tensor([[0, 1, 0, 0, 1, 1, 0]], dtype=torch.bool)
+    rewards = torch.tensor([[9.0, 1.0, 9.0, 9.0, 2.0, 3.0, 9.0]], dtype=torch.float64)
+    found = reward_to_go(rewards, mask, 0.5)
+    expected = advantages_oracle.reward_to_go([1.0, 2.0, 3.0], 0.5)
+    assert found[mask].tolist() == pytest.approx(expected)
+    assert bool((found[~mask] == 0).all())
 
 
 @pytest.mark.parametrize("clip", [None, 0.2])
