@@ -25,6 +25,11 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 RECIPES = sorted(p for p in CONFIGS.rglob("*.yaml") if p.parent.name not in OTHER_FOLDERS)
 ALGORITHMS = sorted((CONFIGS / "algorithms").glob("*.yaml"))
 OPTIONS = sorted((CONFIGS / "options").glob("*.yaml"))
+APART = ["custom", "flash_reinforce", "gdpo", "grpo_process", "kl_cov", "pass_at_k", "ppo", "remax", "vapo"]
+"""Recipes with something that no other has: a critic, baselines, components, steps, several responses at once."""
+TRAINED = [
+    pytest.param(p, marks=[] if p.stem in APART or p in OPTIONS else pytest.mark.nightly) for p in ALGORITHMS + OPTIONS
+]
 
 
 def opening(path):
@@ -135,7 +140,7 @@ class TestAlgorithms:
             assert parts == load_algorithm(name, shorter.get(name))[1]
 
     @pytest.mark.run
-    @pytest.mark.parametrize("path", [*ALGORITHMS, *OPTIONS], ids=lambda p: p.stem)
+    @pytest.mark.parametrize("path", TRAINED, ids=lambda p: p.stem)
     def test_it_trains(self, path, tmp_path):
         (tmp_path / "parity.py").write_text(VERIFIER, encoding="utf-8")
         sums = {"generator": {"name": "arithmetic", "params": SUMS}, "verifier": {"path": "parity.py:parity"}}

@@ -107,18 +107,6 @@ def test_a_cut_turn_is_closed_by_observed_tokens():
     assert _extended(otherwise, "the word", again, "length")[1][0][0].startswith(END + rest)
 
 
-def test_dropped_thinking_forks_where_the_template_drops_it():
-    talk = chat_turns(TEMPLATES["drops_thinking"])
-    words = f"<think>\n12\n</think>\n\nthe{END}"
-    prompt = f"{START}user\nWhat is 1+2?{END}\n{START}assistant\n"
-    rest = f"\n{START}user\nAgain.{END}\n{START}assistant\n"
-    again = [Message("user", "Again.")]
-    assert _extended(talk, words, again) == ("thinking", [(f"{prompt}the{END}{rest}", None)])
-    assert _extended(talk, words, [Message("tool", "3")])[0] is None
-    # without thinking nothing is lost
-    assert _extended(talk, f"the{END}", again) == (None, [(rest, None)])
-
-
 def test_a_template_that_shows_no_thinking_at_all_forks_too():
     """The row before and after are equal in the template's eyes; the row that was sampled has more."""
     source = TEMPLATES["plain"].replace("{{ m.content }}", "{{ (m.content.split('</think>') | last) }}")

@@ -54,7 +54,7 @@ def assert_same_run(found: Path, wanted: Path) -> None:
         torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=1e-5)
     assert (found / "rollouts.jsonl").read_bytes() == (wanted / "rollouts.jsonl").read_bytes()
     steps = [[r["metrics"] for r in rows(f) if r["kind"] == "step"] for f in (found, wanted)]
-    assert len(steps[0]) == len(steps[1]) == 5
+    assert len(steps[0]) == len(steps[1]) > 1
     for mine, other in zip(*steps, strict=True):
         # Adapters are published alone, but by FSDP, whose engine gets the whole weights.
         assert mine.pop("publish/bytes", 0) >= other.pop("publish/bytes", 0)

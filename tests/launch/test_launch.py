@@ -23,47 +23,7 @@ from verizero.pipeline.launch import Launcher, command_of, launch
 
 
 @pytest.mark.run
-def test_two_ranks_equal_one(recipe, alone):
-    found = by_ranks(recipe, "two")
-    assert_same_run(found, alone)
-    assert json.loads((found / "run.json").read_text())["num_ranks"] == 2
-    assert "round 1 5/5" in (found / "logs" / "rank1.log").read_text()
-
-
-@pytest.mark.run
-def test_two_ranks_of_fsdp_train_all_weights_as_one_process_does(recipe, alone):
-    assert_same_run(by_ranks(recipe, "divided", "train.backend=fsdp"), alone)
-
-
-@pytest.mark.run
-@pytest.mark.parametrize("quantize", [pytest.param("null", marks=pytest.mark.nightly), "nf4"])
-def test_two_ranks_of_fsdp_train_adapters_as_one_process_does(recipe, quantize):
-    lora = ("train.lora={rank: 4, alpha: 8}", f"model.quantize={quantize}")
-    one = by_one(recipe, f"lora_{quantize}", *lora)
-    assert_same_run(by_ranks(recipe, f"divided_lora_{quantize}", "train.backend=fsdp", *lora), one)
-
-
-GAMES = (
-    "data.train=[{generator: {name: guess, params: {high: 6}}}]",
-    *("data.evaluation=[]", "data.on_overlap=report", "rollout.max_response_tokens=8", "rl.group_size=4"),
-    *("rl.select.keep=all", "rl.algorithm={name: dr_grpo, entropy_coef: 0.05}"),
-    *("episodes.max_tokens=24", "episodes.cut_turn=answer"),
-)
-
-
-@pytest.mark.run
-@pytest.mark.parametrize("prompts", [pytest.param(5, marks=pytest.mark.nightly), 1])
-def test_two_ranks_learn_from_episodes_what_one_does(recipe, prompts):
-    """Of one prompt, the second rank has no episode; of five, it is done before the first in some turns."""
-    changes = (*GAMES, f"rl.prompts_per_step={prompts}")
-    two, one = by_ranks(recipe, f"two-{prompts}", *changes), by_one(recipe, f"one-{prompts}", *changes)
-    assert_same_run(two, one)
-    begun, learned = (load_file(f / "model" / "model.safetensors") for f in (recipe.parent / "start", two))
-    assert any((learned[name] - begun[name]).abs().max() > 1e-3 for name in learned)
-
-
-@pytest.mark.run
-def test_a_callback_of_the_first_rank_stops_all_together(recipe, alone):
+def test_two_ranks_equal_one_also_where_a_callback_of_the_first_stops_them_together(recipe, alone):
     watch = recipe.parent / "watch.py"
     watch.write_text(
         "from os import environ\n"
@@ -78,6 +38,40 @@ def test_a_callback_of_the_first_rank_stops_all_together(recipe, alone):
     seen = [line.split() for line in Path(f"{watch}.seen").read_text().splitlines()]
     assert [(rank, step) for rank, kind, step, _ in seen if kind == "step"] == [("0", "1"), ("0", "2")]
     assert_same_run(by_ranks(recipe, "stopped"), alone)
+    assert json.loads((found / "run.json").read_text())["num_ranks"] == 2
+    assert "round 1 5/5" in (found / "logs" / "rank1.log").read_text()
+
+
+@pytest.mark.run
+def test_two_ranks_of_fsdp_train_all_weights_as_one_process_does(recipe, alone):
+    assert_same_run(by_ranks(recipe, "divided", "train.backend=fsdp"), alone)
+
+
+@pytest.mark.run
+@pytest.mark.parametrize("quantize", [pytest.param("null", marks=pytest.mark.nightly), "nf4"])
+def test_two_ranks_of_fsdp_train_adapters_as_one_process_does(recipe, quantize):
+    lora = ("train.lora={rank: 4, alpha: 8}", f"model.quantize={quantize}", "rl.steps_per_round=2")
+    one = by_one(recipe, f"lora_{quantize}", *lora)
+    assert_same_run(by_ranks(recipe, f"divided_lora_{quantize}", "train.backend=fsdp", *lora), one)
+
+
+GAMES = (
+    "data.train=[{generator: {name: guess, params: {high: 6}}}]",
+    *("data.evaluation=[]", "data.on_overlap=report", "rollout.max_response_tokens=8", "rl.group_size=4"),
+    *("rl.select.keep=all", "rl.algorithm={name: dr_grpo, entropy_coef: 0.05}", "rl.steps_per_round=3"),
+    *("episodes.max_tokens=24", "episodes.cut_turn=answer"),
+)
+
+
+@pytest.mark.run
+@pytest.mark.parametrize("prompts", [pytest.param(5, marks=pytest.mark.nightly), 1])
+def test_two_ranks_learn_from_episodes_what_one_does(recipe, prompts):
+    """Of one prompt, the second rank has no episode; of five, it is done before the first in some turns."""
+    changes = (*GAMES, f"rl.prompts_per_step={prompts}")
+    two, one = by_ranks(recipe, f"two-{prompts}", *changes), by_one(recipe, f"one-{prompts}", *changes)
+    assert_same_run(two, one)
+    begun, learned = (load_file(f / "model" / "model.safetensors") for f in (recipe.parent / "start", two))
+    assert any((learned[name] - begun[name]).abs().max() > 1e-3 for name in learned)
 
 
 @pytest.mark.run

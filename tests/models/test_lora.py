@@ -11,7 +11,6 @@ import transformers
 from tests.models.families import SLOW, build, tiny
 from tests.train.sampled import MODELS
 from verizero.pipeline.errors import CheckpointError, ConfigError
-from verizero.pipeline.models.load import absent
 from verizero.pipeline.models.lora import Adapted, trained_by_saved_name
 from verizero.pipeline.models.routing import recording, replaying, unreplayable
 from verizero.pipeline.models.saved_names import fingerprint
@@ -261,15 +260,3 @@ print(is_bnb_available(), "bitsandbytes" in sys.modules)
 def test_a_policy_with_adapters_imports_no_package_that_it_does_not_need():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["['torch._dynamo']", "True True"], "only NF4 needs one of them"
-
-
-def test_a_package_is_absent_within_the_block_alone():
-    import json
-
-    with absent("json", "no_such_package"):
-        with pytest.raises(ImportError):
-            import json
-    import json as again
-
-    assert again is json
-    assert "no_such_package" not in sys.modules

@@ -14,7 +14,6 @@ from verizero.pipeline.models.decoder.decoder import ON_GPU, Decoder
 from verizero.pipeline.rollout.engine import Completion, Ended, Request, Sampling
 from verizero.pipeline.rollout.sampling import pick, pick_kept, uniforms
 from verizero.pipeline.rollout.torch_engine import TorchEngine
-from verizero.pipeline.train.backend import Backend
 
 EOS = (1, 5)
 MAX = 12
@@ -200,21 +199,6 @@ def test_each_is_told_of_before_the_next_token_is_drawn():
     assert {at for at, _ in heard} > {0, 1, 2}, "not all at once"
     assert all(len(e.token_ids) == at + 1 for at, e in heard)
     assert torch.is_inference_mode_enabled() is False
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
-@pytest.mark.parametrize("name", ["qwen2 tied", "mistral", "gemma2 with softcapping"])
-def test_logprobs_are_the_trainers(name, temperature):
-    engine = engine_of(name)
-    backend = Backend(engine.model)
-    for request, completions in zip(REQUESTS, engine.generate(REQUESTS, Sampling(MAX, temperature)), strict=True):
-        for found in completions:
-            ids = torch.tensor([[*request.prompt_ids, *found.token_ids]])
-            where = torch.zeros(ids.shape, dtype=torch.bool)
-            where[:, len(request.prompt_ids) :] = True
-            with torch.no_grad():
-                theirs, _ = backend.logprobs(ids, where, temperature)
-            assert theirs[0, len(request.prompt_ids) :].tolist() == pytest.approx(found.logprobs, abs=1e-5)
 
 
 @pytest.mark.parametrize("name", ["qwen2 tied", "gpt2"])

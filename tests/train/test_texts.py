@@ -7,11 +7,8 @@ import torch
 
 from tests.models.families import VOCAB, build, tiny
 from tests.train.batches import backend_of, groups_of, parts_of, settings_of, watched
-from tests.train.trees import lone
 from verizero.pipeline.config.sections import TrainConfig
 from verizero.pipeline.errors import ConfigError, DataError
-from verizero.pipeline.models.forward import Targets, logits_at
-from verizero.pipeline.models.runs import Runs
 from verizero.pipeline.seeds import stream
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.step import update
@@ -38,18 +35,6 @@ def test_texts_are_packed_where_much_would_be_padding(longest, packs):
     backend = Backend(tiny("qwen2 tied"))
     assert (packed_paths(backend, [row.ids for row in rows], texts=True)[0] is not None) is packs
     assert packed_paths(backend, [row.ids for row in rows])[0] is None, "rows of an update"
-
-
-def test_a_text_does_not_see_its_neighbours():
-    model = tiny("qwen2 tied")
-    ids = torch.randint(0, VOCAB, (4, 9), generator=torch.Generator().manual_seed(1))
-    where = torch.zeros(ids.shape, dtype=torch.bool)
-    where[2, 1:6] = True
-    targets = Targets(where.flatten().nonzero()[:, 0], Runs.of(lone([9, 9, 6, 6]), 9))
-    first = logits_at(model, ids, where, targets=targets)
-    others = ids.clone()
-    others[[0, 1, 3]] = (others[[0, 1, 3]] + 1) % VOCAB
-    assert torch.equal(first, logits_at(model, others, where, targets=targets))
 
 
 @pytest.mark.parametrize("name", ["gemma2 with softcapping", "mamba"])
