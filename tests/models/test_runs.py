@@ -182,12 +182,3 @@ def test_trees_in_bfloat16_are_as_near_as_packed_rows(name):
         float((ours(model, (x[0], x[1], x[2]))[0].double() - wanted).abs().mean()) for x in (data, lone)
     )
     assert as_tree < 1.5 * as_rows + 1e-3
-
-
-def test_a_tree_with_another_token_differs():
-    """The comparison can fail: a token of the first run is another one, and all rows that have it change."""
-    model, (ids, where, paths) = tiny("qwen2 tied"), tree(3)
-    logprobs, _ = ours(model, (ids, where, paths))
-    changed = ids.clone()
-    changed[:, 0] = (changed[:, 0] + 1) % VOCAB
-    assert not torch.allclose(ours(model, (changed, where, paths))[0], logprobs, atol=1e-3)
