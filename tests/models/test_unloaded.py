@@ -7,18 +7,11 @@ import torch
 import transformers
 
 from tests.models.families import FAST, SLOW, build, next_logits, tiny
+from tests.models.test_lora import FORMS
 from verizero.pipeline.models.saved_names import filled, pieces, without_memory
 from verizero.pipeline.models.streamed import Streamed, model_on_meta, weights_of
 
-EXPERTS: dict[str, dict[str, Any]] = {
-    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8},
-    "mixtral": {"num_local_experts": 4, "sliding_window": None},
-    "deepseek_v3": {
-        "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_shared_experts": 1,
-        "q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "qk_nope_head_dim": 8,
-        "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
-    },
-}  # fmt: skip
+EXPERTS = {name: FORMS[name][1] for name in ("qwen3_moe", "mixtral", "deepseek_v3")}
 
 
 def model_of(name: str) -> Any:
@@ -84,11 +77,10 @@ def test_a_rank_that_does_not_write_takes_part_alone(tmp_path):
     assert not (tmp_path / "model").exists()
 
 
-OF_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 FAMILIES = [
     ("qwen2", {"tie_word_embeddings": True}),
     ("llama", {"tie_word_embeddings": False}),
-    ("qwen3_moe", {**OF_EXPERTS, "tie_word_embeddings": False}),
+    ("qwen3_moe", {**EXPERTS["qwen3_moe"], "tie_word_embeddings": False}),
 ]
 
 
