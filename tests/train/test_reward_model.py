@@ -152,14 +152,6 @@ def answers(count=9):
 
 
 @pytest.mark.run
-def test_it_learns_which_steps_are_right():
-    own = model_of(scattered=False)
-    for step in range(40):
-        own.update(steps(32, step))
-    assert own.held_out(steps(100, 999))["held_out/accuracy"] > 0.95
-
-
-@pytest.mark.run
 def test_it_learns_which_side_is_better():
     own = model_of(scattered=False)
     for step in range(60):
