@@ -63,7 +63,7 @@ def assert_left(folder, whole, count):
     assert set(folders(folder / "logs")) <= {"rank1"}
 
 
-@pytest.mark.parametrize("kills", [KILLS[::4], pytest.param(KILLS, marks=pytest.mark.nightly)], ids=["some", "all"])
+@pytest.mark.parametrize("kills", [KILLS[::8], pytest.param(KILLS, marks=pytest.mark.nightly)], ids=["some", "all"])
 def test_killed_in_every_phase_it_ends_with_the_bytes_of_a_whole_run(kills, recipe, owner, tmp_path, monkeypatch):
     name = f"killed_{len(kills)}"
     whole = by_ranks(recipe, f"{name}_never", *WITH_SFT)
