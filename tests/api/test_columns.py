@@ -111,8 +111,7 @@ LINES = [
         "Add\n\n1, 1",
     ),
     (
-        {"prompt": json.dumps(CHAT), "chosen": json.dumps([*CHAT, {"role": "assistant", "content": "2"}])}
-        | {"rejected": "3"},
+        {"prompt": json.dumps(CHAT), "chosen": json.dumps(CHOSEN), "rejected": "3"},
         "pairs of 'chosen' and 'rejected', prompt is 'prompt'",
         None,
     ),

@@ -24,7 +24,7 @@ from verizero.pipeline.run.saving import save_final
 from verizero.pipeline.run.session import Session
 from verizero.pipeline.run.state import Item, schedule
 from verizero.pipeline.stages.rl import rl_phases
-from verizero.pipeline.whole_run import InProcess, items_by_stage, run_items, train
+from verizero.pipeline.whole_run import items_by_stage, run_items, train
 
 RIGHT_SHARE = 3
 """Scripted answers are right for seeds divisible by this."""
@@ -95,24 +95,15 @@ def train_model(config: RunConfig, base: Path, folder: Path, resume: Literal["au
     return folder
 
 
-class Pageless(InProcess):
-    """Leaves out a run's page, which is drawn from files in a second."""
-
-    def report(self, session: Session, function: Any) -> dict[str, Any]:
-        save_final(session.run, session.workers.backend)
-        return {}
-
-
 def go(
     config: RunConfig,
     base: Path,
     resume: Literal["auto", "must", "changed"] = "auto",
-    page: bool = True,
     callbacks: Sequence[Callback] = (),
 ) -> list[str]:
     """Do a run in `base`/run, with the files of `base`; return the lines that it showed."""
     heard = Heard()
-    train(config, base, base / "run", resume, heard, None if page else Pageless(), callbacks)
+    train(config, base, base / "run", resume, heard, callbacks=callbacks)
     return heard.lines
 
 

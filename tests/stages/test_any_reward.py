@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.stages.sessions import Heard
 from tests.stages.start import ONLY_RL, start
 from tests.stages.test_stale import rows
 from tests.stages.tiny import tiny
 from verizero.pipeline.errors import GradersFailed
+from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.report.result import result_lines
 from verizero.pipeline.report.run_files import read_run
 from verizero.pipeline.whole_run import train
@@ -27,23 +27,16 @@ def odd(completion):
 
 def never(completion):
     return None
-
-def of_column(completion, level):
-    return level
 """
 
 
-def run(folder: Path, function: str, *overrides: str, **params: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def run(folder: Path, function: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The summary of a run that is rewarded by a function of FILE, and the metrics of its RL steps."""
     rows(folder)
     (folder / "r.py").write_text(FILE)
-    source = {"verifier": {"path": f"r.py:{function}", "params": params}, "file": "rows.jsonl"}
-    config = tiny(
-        {"data": {"train": [source], "evaluation": [source], "on_overlap": "report"}},
-        [start(), *ONLY_RL, *ROUND, *overrides],
-    )
-    heard = Heard()
-    summary = train(config, folder, folder / "run", "auto", heard)
+    source = {"verifier": {"path": f"r.py:{function}"}, "file": "rows.jsonl"}
+    data = {"train": [source], "evaluation": [source], "on_overlap": "report"}
+    summary = train(tiny({"data": data}, [start(), *ONLY_RL, *ROUND]), folder, folder / "run", "auto", Progress())
     return summary, [dict(row.metrics) for row in read_run(folder / "run").steps]
 
 
@@ -67,6 +60,7 @@ def test_rewards_outside_of_0_to_1_are_trained_on_and_have_a_mean_and_no_pass_at
 
 
 @pytest.mark.run
+@pytest.mark.usefixtures("pageless")
 def test_a_response_without_a_reward_leaves_its_group_without_an_alarm(tmp_path: Path) -> None:
     _, steps = run(tmp_path, "odd")
     responses = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]

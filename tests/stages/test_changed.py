@@ -18,6 +18,7 @@ from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.report.row_types import VARYING
 from verizero.pipeline.run.callbacks import STOP, Event
 
+pytestmark = [pytest.mark.run, pytest.mark.usefixtures("pageless")]
 MARK = "import zlib; mark = zlib.crc32(attempt.response.encode()) % 2; return attempt.prompt[0] in '13579' and "
 ODD, EVEN = f"{MARK} mark", f"{MARK} 1 - mark"
 """Each gives different rewards to the answers of some prompts, and none to those of the others."""
@@ -52,36 +53,34 @@ def changes(base: Path) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.run
 def test_a_stage_continues_with_the_word_and_runs_again_without_it(base: Path) -> None:
     config = recipe("sft", "rl", {"name": "last", "kind": "sft"})
-    go(config, base, page=False)
+    go(config, base)
     before = steps(base)
     rewrite_judge(base, EVEN)
     shutil.copytree(base, base / "again")
-    said = go(config, base, "changed", page=False)
+    said = go(config, base, "changed")
     assert "rl continues: verifier judge.py changed; last is stale, and the earlier results are kept in stale/1" in said
     assert steps(base) == before
     assert [(c["stage"], c["allowed_by"]) for c in changes(base)] == [("rl", "resume")]
-    assert not [line for line in go(config, base, page=False) if "stale" in line or "continues" in line]
-    said = go(config, base / "again", page=False)
+    assert not [line for line in go(config, base) if "stale" in line or "continues" in line]
+    said = go(config, base / "again")
     assert any(line.startswith("rl and last are stale: verifier judge.py changed; they run again") for line in said)
     assert steps(base / "again") != before
     assert changes(base / "again") == []
 
 
-@pytest.mark.run
 def test_groups_left_over_are_dropped_if_another_verifier_graded_them(base: Path) -> None:
     def stop(event: Event) -> Any:
         return STOP if event.metrics["groups/carried_out"] > 0 else None
 
     config = recipe("rl")
-    go(config, base, page=False, callbacks=[stop])
+    go(config, base, callbacks=[stop])
     done = len(steps(base))
     assert done < 4, "no step left groups over"
     shutil.copytree(base, base / "same")
-    go(config, base / "same", page=False)
+    go(config, base / "same")
     rewrite_judge(base, EVEN)
-    go(config, base, "changed", page=False)
+    go(config, base, "changed")
     assert [steps(b)[done]["metrics"]["groups/carried_in"] > 0 for b in (base / "same", base)] == [True, False]
     assert steps(base)[:done] == steps(base / "same")[:done]

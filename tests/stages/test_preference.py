@@ -113,6 +113,7 @@ WRONG = {"prompt": "8+8=", "chosen": "17", "rejected": "16", "answer": "16"}
 
 
 @pytest.mark.run
+@pytest.mark.usefixtures("pageless")
 def test_pairs_of_a_file_are_graded_and_counted_and_nothing_is_lost(tmp_path: Path) -> None:
     bad = [
         {"prompt": "1+1=", "chosen": "2", "rejected": "2", "answer": "2"},
@@ -121,7 +122,7 @@ def test_pairs_of_a_file_are_graded_and_counted_and_nothing_is_lost(tmp_path: Pa
         {"prompt": "1+4=", "chosen": "6", "rejected": "7", "answer": "5"},
     ]
     config = recipe(pairs=[file_of(tmp_path, [*PAIRS, WRONG, *bad])], on_wrong_chosen="drop", epochs=1.5, steps=None)
-    words = "\n".join(go(config, tmp_path, page=False))
+    words = "\n".join(go(config, tmp_path))
     folder = tmp_path / "run/stages/preference"
     kept = {p["prompt"]: p["chosen"] for p in read_jsonl(folder / "pairs-1.jsonl")}
     assert kept == {p["prompt"]: p["chosen"] for p in PAIRS}

@@ -158,14 +158,6 @@ def test_nothing_is_in_flight_after_the_last_round_nor_past_the_budget(tmp_path:
         assert session.state.stage.num_tokens <= 4 * 3 * each
 
 
-def test_the_first_responses_are_of_the_policy_that_the_stage_before_made() -> None:
-    """Without an evaluation between them, which would have handed the weights over."""
-    with_evaluation, first = run(GRPO)
-    without, second = run(GRPO, "data.evaluation=[]")
-    assert first["generate"][0][1] == second["generate"][0][1]
-    assert [m["rollout/version"] for m in without] == [m["rollout/version"] for m in with_evaluation]
-
-
 CARRIES = ("rl.select.keep=informative", "rl.prompts_per_step=2", "rl.select.max_refills=6", "sft.steps=120")
 
 

@@ -54,8 +54,9 @@ def shown(folder: Path, demonstrations: list[dict[str, Any]]) -> RunConfig:
 
 
 @pytest.mark.run
+@pytest.mark.usefixtures("pageless")
 def test_rows_that_teach_nothing_are_counted_named_and_kept(tmp_path: Path) -> None:
-    said = go(shown(tmp_path, [*BAD, *GOOD]), tmp_path, page=False)
+    said = go(shown(tmp_path, [*BAD, *GOOD]), tmp_path)
     lines = read_jsonl(tmp_path / "run/stages/sft/left_out.jsonl")
     why = {line["row"]["id"] if isinstance(line["row"], dict) else "torn": line["why"] for line in lines}
     assert why == {

@@ -91,9 +91,15 @@ def watched(changes: dict[str, Any], folder: Path) -> Iterator[tuple[Session, Ca
 
 
 RL: dict[str, Any] = {"sft": None, "rl": {"select": {"keep": "all"}}}
-AHEAD = {**RL, "stages": ["rl"], "rollout": {"max_staleness": 1}}
 SAMPLED = {"prompts": 16, "samples": 6}
 CALM = {"learning_rate": 1e-4}
+AHEAD: dict[str, Any] = {
+    "stages": ["sft", "rl"],
+    "sft": {"steps": 2, "optimizer": CALM},
+    "rl": {"rounds": 1, "select": {"keep": "all"}},
+    "rollout": {"max_staleness": 1},
+    "data": {"evaluation": []},  # between the stages, it would publish what the first one made
+}
 ROUND = {"rounds": 1, "steps_per_round": 2, "prompts_per_step": 3}
 STAGES: dict[str, Any] = {
     "stages": ["sft", "rl", "preference", "reward_model", "distill"],
