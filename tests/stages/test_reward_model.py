@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -74,16 +73,12 @@ def test_rl_is_graded_by_the_model_of_the_stage_before_it(tmp_path: Path) -> Non
 def test_a_model_is_trained_on_the_prompt_that_it_is_asked_about() -> None:
     """With a message around the question too, of which a verifier is shown the question alone."""
     prompt = Prompt("p", "2+3=", "equations", "5", message="Add. 2+3=")
-    members = tuple(
-        ScoredRollout(
-            Rollout("p", i, (1,), (2 + i,), (-0.1,), text, "stop", 0),
-            Verdict("graded", score, steps=((text, score),)),
-            score,
-        )
-        for i, (text, score) in enumerate([("5", 1.0), ("6", 0.0)])
-    )
-    members = tuple(replace(m, steps=((1, m.reward or 0.0),)) for m in members)
-    group = Group(prompt, members)
+    members = []
+    for i, (text, score) in enumerate([("5", 1.0), ("6", 0.0)]):
+        rollout = Rollout("p", i, (1,), (2 + i,), (-0.1,), text, "stop", 0)
+        verdict = Verdict("graded", score, steps=((text, score),))
+        members.append(ScoredRollout(rollout, verdict, score, steps=((1, score),)))
+    group = Group(prompt, tuple(members))
     item: Any = SimpleNamespace(stage="reward_model", round=1)
     lines = [*lines_of_group(0, group, SampledPairsConfig(), item), *lines_of_steps(group)]
     assert len(lines) == 3
