@@ -110,7 +110,9 @@ def test_a_killed_caller_leaves_no_process():
     assert wait_gone(below) == []
 
 
-@pytest.mark.parametrize("rights", ["-sys_admin", "-sys_admin,-setuid,-setgid", "-all"])
+@pytest.mark.parametrize(
+    "rights", ["-sys_admin", pytest.param("-sys_admin,-setuid,-setgid", marks=pytest.mark.nightly), "-all"]
+)
 def test_root_without_its_rights_has_walls_or_hears_the_remedy(rights):
     become = shutil.which("setpriv")
     if os.geteuid() != 0 or become is None:

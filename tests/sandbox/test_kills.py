@@ -187,12 +187,12 @@ def test_a_program_that_is_killed_is_tried_again_and_never_wrong(language):
         assert run().passed
 
 
-NIGHTLY = [("cpp", "collect2"), ("cpp", "ld"), ("cpp", "sh"), ("rust", "gcc"), ("java", "java")]
+NIGHTLY = [("cpp", "g++"), ("cpp", "collect2"), ("cpp", "ld"), ("cpp", "sh"), ("rust", "gcc"), ("java", "java")]
 
 
 @pytest.mark.parametrize(
     ("language", "victim"),
-    [("cpp", "cc1plus"), ("cpp", "g++"), ("rust", "rustc")]
+    [("cpp", "cc1plus"), ("rust", "rustc")]
     + [pytest.param(*program, marks=pytest.mark.nightly) for program in NIGHTLY],
 )
 def test_a_compiler_that_is_killed_is_tried_again(language, victim):

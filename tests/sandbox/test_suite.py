@@ -79,8 +79,10 @@ def test_the_acts_work_without_walls(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "walls", [pytest.param(sandbox.WALLS, marks=pytest.mark.nightly), LEVEL_2], ids=["level3", "level2"]
+    ("walls", "some"),
+    [(LEVEL_2, ["of-the-user"])] + [pytest.param(w, [], marks=pytest.mark.nightly) for w in (sandbox.WALLS, LEVEL_2)],
+    ids=["level2 some", "level3", "level2"],
 )
-def test_an_ordinary_user_is_as_safe(walls):
-    """The whole suite as the user nobody, where we are root and a system interpreter is there for him."""
-    assert "all as it must be" in as_nobody("-m", "tests.sandbox.suite", ",".join(walls))
+def test_an_ordinary_user_is_as_safe(walls, some):
+    """The suite as the user nobody, where we are root and a system interpreter is there for him."""
+    assert "all as it must be" in as_nobody("-m", "tests.sandbox.suite", ",".join(walls), *some)
