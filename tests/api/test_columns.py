@@ -141,7 +141,7 @@ def test_a_missing_cell_changes_no_guess_and_is_named(cell, tmp_path):
     assert len(read_prompts([source(tmp_path, some, verifier="math")], 0, tmp_path)[0]) == 4
     for lacking in ({**some[2], "answer": cell}, {k: v for k, v in some[2].items() if k != "answer"}):
         rest = [*some[:2], lacking, some[3]]
-        assert guess(rest, "rows") == meaning
+        assert guess(rest, "rows") == guess([*some[:2], lacking, lacking], "rows") == meaning
         with pytest.raises(DataError, match=r"rows\.jsonl line 3: the row has no answer: .*column 'answer'"):
             read_prompts([source(tmp_path, rest, verifier="math")], 0, tmp_path)
         left, counts = read_prompts([source(tmp_path, rest, verifier="math", on_bad_row="skip")], 0, tmp_path)
@@ -179,9 +179,8 @@ def test_a_new_layout_is_one_file(tmp_path, monkeypatch):
         "answer: {column: antwort, after: ist, before: .}\n"
     )
     monkeypatch.setattr(config_data, "MAPPINGS", tmp_path)
-    guesses._layouts.cache_clear()
+    monkeypatch.setattr(guesses, "_layouts", guesses._layouts.__wrapped__)  # which keeps none for other tests
     meaning = guess(rows, "rows")
-    guesses._layouts.cache_clear()
     assert meaning.line == "rows: prompts in the columns of deutsch, question is 'frage'"
     by_name = Source.model_validate({**place_of(rows, tmp_path, "rows"), "mapping": "deutsch"})
     for found in (source(tmp_path, rows), by_name):
