@@ -1,4 +1,4 @@
-"""Callers of the sandbox: several processes, threads and event loops at once, forks, root without root's rights."""
+"""Callers of the sandbox: threads and event loops at once, forks, root without root's rights."""
 
 from __future__ import annotations
 
@@ -21,17 +21,6 @@ from verizero import sandbox
 
 pytestmark = pytest.mark.run  # workers of the sandbox
 ROOT = Path(__file__).parents[2]
-TWO_AT_ONCE = """
-import json, os, sandbox
-sandbox.configure(workers=2)
-tests = [{"input": str(i), "output": str(2 * i)} for i in range(3)]
-trials = [sandbox.Trial(f"print(int(input()) * {factor})", tests) for factor in range(4)]
-print("ready", flush=True)
-input()
-statuses = [r.status for r in sandbox.run_many(trials)]
-print(json.dumps([statuses, [w.process.pid for w in sandbox.default_pool()._all]]), flush=True)
-input()
-"""
 ROOTS_TRIAL = """
 import json, sandbox
 from verizero.pipeline.errors import IsolationError
@@ -47,28 +36,6 @@ except IsolationError as exc:
     answer = str(exc)
 print(json.dumps([good.status, good.level, bad.status, bad.error, notes, answer]))
 """
-
-
-def test_two_callers_at_once_have_workers_of_their_own():
-    """As ranks of a process group are: each is a process that verifies programs of its own."""
-    command = [sys.executable, "-c", TWO_AT_ONCE]
-    callers = [
-        subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)
-    ]
-    for caller in callers:
-        assert caller.stdout is not None
-        assert caller.stdout.readline() == "ready\n"
-    for caller in callers:
-        print(file=caller.stdin, flush=True)
-    answers = [json.loads(caller.stdout.readline()) for caller in callers if caller.stdout]
-    for caller in callers:
-        caller.communicate("\n")
-    assert [statuses for statuses, _ in answers] == [["wrong_answer", "wrong_answer", "passed", "wrong_answer"]] * 2
-    first, second = (set(workers) for _, workers in answers)
-    assert first
-    assert second
-    assert not first & second
-    assert wait_gone([*first, *second]) == []
 
 
 def test_threads_and_event_loops_share_a_pool():
