@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.loop.scripted import group_of, loop_of, mixed
-from tests.stages.sessions import lines, round_of, rows, session_of, train_round, weights
+from tests.stages.sessions import lines, lose, round_of, rows, session_of, train_round, weights
 from verizero.pipeline.errors import NonFiniteError, RunError
 from verizero.pipeline.loop.rounds import begin_round, move_reference, update_if_enough_groups
 from verizero.pipeline.run.choose_checkpoint import newest_whole
@@ -23,19 +23,9 @@ from verizero.pipeline.types import Attempt, Group, StepMetrics, Verdict
 
 
 def test_failed_graders_leave_their_groups_and_raise_an_alarm(tmp_path: Path) -> None:
-    class Flaky:
-        def __init__(self, inner: Any) -> None:
-            self.inner = inner
-
-        def score(self, attempts: list[Attempt]) -> list[Verdict]:
-            verdicts = self.inner.score(attempts)
-            return [Verdict("verifier_error", reason="lost") if i % 5 == 0 else v for i, v in enumerate(verdicts)]
-
     heard: list[tuple[str, dict[str, Any]]] = []
     with session_of(tmp_path, scoring={"retries": 0}) as session:
-        session.workers.graders.scorer.graders = {
-            k: Flaky(v) for k, v in session.workers.graders.scorer.graders.items()
-        }
+        lose(session, 5, Verdict("verifier_error", reason="lost"))
         session.recorder.listener = lambda name, fields: heard.append((name, fields))
         train_round(session)
         steps = [r for r in rows(session) if r["kind"] == "step"]

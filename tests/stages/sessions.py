@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +25,7 @@ from verizero.pipeline.run.saving import save_final
 from verizero.pipeline.run.session import Session
 from verizero.pipeline.run.state import Item, schedule
 from verizero.pipeline.stages.rl import rl_phases
+from verizero.pipeline.types import Attempt, Verdict
 from verizero.pipeline.whole_run import items_by_stage, run_items, train
 
 RIGHT_SHARE = 3
@@ -63,6 +65,22 @@ def display(session: Session) -> Heard:
     """What the session shows on, under its log."""
     log = session.recorder.progress
     return log.shown
+
+
+class Losing:
+    """A grader that fails on every `every`-th response."""
+
+    def __init__(self, inner: Any, every: int, failure: Verdict) -> None:
+        self.inner, self.failure, self.numbers, self.every = inner, failure, count(1), every
+
+    def score(self, attempts: Sequence[Attempt]) -> list[Verdict]:
+        verdicts = self.inner.score(attempts)
+        return [v if next(self.numbers) % self.every else self.failure for v in verdicts]
+
+
+def lose(session: Session, every: int, failure: Verdict) -> None:
+    scorer = session.workers.graders.scorer
+    scorer.graders = {k: Losing(v, every, failure) for k, v in scorer.graders.items()}
 
 
 def round_of(session: Session, number: int = 1) -> Item:

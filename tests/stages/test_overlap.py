@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.report.test_page import Reader
-from tests.stages.sessions import lines, rows, session_of, train_round, weights
+from tests.stages.sessions import lines, lose, rows, session_of, train_round, weights
 from tests.stages.start import ONLY_RL, start
 from tests.stages.tiny import tiny
 from verizero.pipeline.loop.phases import unwrapped
@@ -23,25 +22,10 @@ from verizero.pipeline.run.session import Session
 from verizero.pipeline.run.state import Item
 from verizero.pipeline.scoring.score import EarlyGrading
 from verizero.pipeline.stages.evaluate import evaluate
-from verizero.pipeline.types import Attempt, Verdict
+from verizero.pipeline.types import Verdict
 from verizero.pipeline.whole_run import train
 
 pytestmark = pytest.mark.run  # whole runs
-
-
-class Losing:
-    """Fails on every `every`-th response."""
-
-    def __init__(self, inner: Any, every: int) -> None:
-        self.inner, self.every, self.count = inner, every, 0
-
-    def score(self, attempts: Sequence[Attempt]) -> list[Verdict]:
-        verdicts = self.inner.score(attempts)
-        lost = []
-        for verdict in verdicts:
-            self.count += 1
-            lost.append(Verdict("sandbox_error", reason="lost <b>") if self.count % self.every == 0 else verdict)
-        return lost
 
 
 def without_times(session: Session) -> list[dict[str, Any]]:
@@ -88,9 +72,7 @@ def test_responses_are_graded_while_others_are_written(tmp_path: Path, monkeypat
 def test_an_evaluation_counts_failed_graders_and_raises_the_alarm(tmp_path: Path) -> None:
     with session_of(tmp_path, scoring={"retries": 0, "overlap": False}) as session:
         evaluate(session, Item("evaluate", "base", "base"), unwrapped)
-        session.workers.graders.scorer.graders = {
-            k: Losing(v, 4) for k, v in session.workers.graders.scorer.graders.items()
-        }
+        lose(session, 4, Verdict("sandbox_error", reason="lost <b>"))
         train_round(session)
         evaluate(session, Item("evaluate", "rl", "end", round=1), unwrapped)
         said = [x for x in lines(session) if x.startswith("evaluate")]
