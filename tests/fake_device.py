@@ -9,8 +9,6 @@ device cannot be taken back, and some functions of torch are replaced. It shows 
 GPU treats differently, several devices or NCCL.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 import threading
@@ -81,8 +79,8 @@ class Fake(torch.Tensor):
     inner: torch.Tensor
 
     @staticmethod
-    def __new__(cls, inner: torch.Tensor) -> Fake:
-        made: Fake = torch.Tensor._make_wrapper_subclass(
+    def __new__(cls, inner: torch.Tensor) -> "Fake":
+        made = torch.Tensor._make_wrapper_subclass(
             cls,
             inner.size(),
             strides=inner.stride(),

@@ -4,8 +4,6 @@ Run by `test_fake_device.py` as `python -m tests.fake_device_runs`: one process 
 installed for the life of a process. Prints one JSON object.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """A program that a test starts and signals as its own, and that is a fork of a process of `tests.warm`."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Ranks of one machine that say at which addresses they listen. Run one as `python -m tests.listening_rank`."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

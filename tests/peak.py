@@ -1,7 +1,5 @@
 """The memory that tensors take while some code runs, counted operation by operation."""
 
-from __future__ import annotations
-
 import time
 import weakref
 from collections.abc import Iterable, Iterator

@@ -4,8 +4,6 @@ All recipes run, whole, in one child process: the device is torch's for the life
 are replaced for it. A tiny recipe takes less than a second.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The program for GPUs, in small form on the CPU: every part runs, limits and failures are seen, bounds are right."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

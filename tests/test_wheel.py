@@ -20,7 +20,7 @@ from tests.checks.recorded import OF_TRL, unpack
 from tests.environments.packages import venv_with
 from tests.host.test_child import NAMES
 from tests.source import CODE, PACKAGE, ROOT
-from tests.stages.test_ended import CHECK
+from tests.stages.test_ended import JUDGE, ODD
 from tests.stages.test_stale import rows
 from verizero.pipeline.errors import TRAIN_EXTRA, TRAINING
 
@@ -188,7 +188,7 @@ def test_the_installed_program_trains_among_files_of_any_name(python, there):
     for name in NAMES:
         (there / f"{name}.py").write_text(f"raise SystemExit('{name}.py of the working folder was imported')\n")
     rows(there)
-    (there / "judge.py").write_text(CHECK)
+    (there / "judge.py").write_text(JUDGE.format(ODD))
     source = {"file": str(there / "rows.jsonl"), "verifier": {"path": str(there / "judge.py:judge")}}
     changes = [
         *("sft.steps=4", "rl.rounds=1", "rl.steps_per_round=2", "rl.prompts_per_step=4", "rl.select.keep=all"),

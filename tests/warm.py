@@ -10,8 +10,6 @@ All processes of one run of the tests share the process of the same modules. Run
 MODULE ...` by this module alone.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import ctypes

@@ -1,7 +1,5 @@
 """Every preset as its paper has it, and the recipes that loading refuses."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A recipe for several ranks, and the run that one process makes of it."""
 
-from __future__ import annotations
-
 import pytest
 import yaml
 

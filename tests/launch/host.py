@@ -5,8 +5,6 @@ It starts its ranks, with a fuse (tests/launch/rank.py), and says how they ended
 python -m tests.launch.host RECIPE a.b=c …
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path

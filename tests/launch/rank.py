@@ -7,8 +7,6 @@ weights or moments was written. The phase of other threads than the main one is 
 separated by ";".
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

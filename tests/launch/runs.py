@@ -1,7 +1,5 @@
 """Runs by several ranks on this machine, what they leave, and which of their processes still live."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -2,8 +2,6 @@
 bytes; ranks equal one process, in other numbers too.
 """
 
-from __future__ import annotations
-
 import json
 import re
 

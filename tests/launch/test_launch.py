@@ -1,7 +1,5 @@
 """Two ranks equal one process, by torch and by FSDP, on responses and on episodes; and how ranks are started."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -3,8 +3,6 @@
 The hosts are network namespaces of this machine, joined by one cable; they share its files.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

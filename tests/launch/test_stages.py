@@ -1,7 +1,5 @@
 """Stages around RL on two ranks, by torch and by FSDP, leave what one process leaves: SFT, preferences, samples."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

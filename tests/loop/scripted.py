@@ -1,7 +1,5 @@
 """A stage of RL without a model: rewards and lengths come from a script, and the backend counts what it is asked."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field

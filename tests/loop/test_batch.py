@@ -1,7 +1,5 @@
 """The batch of a step: filled, short or empty, its surplus carried over, old groups left out, within the budget."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The diagnosis during a run: reported once, sent as an event, and without a trace in the run's files."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Metrics of a step by hand: of episodes, of graded responses, and of means that are not finite."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The parity check: a difference between engine and trainer is reported, corrected or ends the run."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Rounds of RL with scripted answers: short batches, refused updates, graders that fail, the reference's schedule."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from itertools import pairwise

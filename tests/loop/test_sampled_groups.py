@@ -1,7 +1,5 @@
 """Rewards by another judge: the policy itself with a rubric, a verifier, or none."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace

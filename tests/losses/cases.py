@@ -1,7 +1,5 @@
 """The losses of docs/losses.md: ours by name, TRL's arguments by name and as the paper has it, and what differs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One loss on one batch by its paper, by this project and by TRL: values, and how far gradients are apart."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

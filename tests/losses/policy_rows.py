@@ -1,7 +1,5 @@
 """Random responses to two prompts, as they are and in TRL's own trainer, which has graded them; and a tiny model."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

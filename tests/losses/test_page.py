@@ -1,7 +1,5 @@
 """docs/losses.md has the values of TRL as installed, and a reason for each difference."""
 
-from __future__ import annotations
-
 import re
 import runpy
 from importlib.metadata import version

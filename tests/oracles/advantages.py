@@ -1,7 +1,5 @@
 """Slow doubles of pipeline/rl/advantages.py: floats, lists and loops over groups, straight from the formulas."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 

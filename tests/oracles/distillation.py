@@ -1,7 +1,5 @@
 """Slow doubles of pipeline/rl/distillation.py: floats, lists and loops, straight from the formulas. No tensors."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

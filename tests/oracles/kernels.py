@@ -1,7 +1,5 @@
 """Doubles of the kernels: slow and obvious, in float64."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

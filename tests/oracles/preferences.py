@@ -1,7 +1,5 @@
 """Slow doubles of pipeline/preferences: floats and loops over token lists, straight from the formulas. No tensors."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Where a formula holds a value still (sg), the double reads `row.still` in place 
 over `lp` is the gradient that training must see.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Random batches as ragged rows, and the same as padded tensors with gaps between tokens and garbage elsewhere."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Sequence

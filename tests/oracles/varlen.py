@@ -1,7 +1,5 @@
 """Attention of pieces of different lengths: piece by piece, by a table of all pairs."""
 
-from __future__ import annotations
-
 import itertools
 
 import torch

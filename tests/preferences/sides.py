@@ -1,7 +1,5 @@
 """Random responses, as tensors and as the doubles' lists."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

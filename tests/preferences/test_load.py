@@ -1,7 +1,5 @@
 """Names to losses: what is refused, and how."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

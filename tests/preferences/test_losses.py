@@ -1,7 +1,5 @@
 """Every preference loss against a slow double, its gradient against finite differences; and that of reward models."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """TRL's trainers without a model: their own loss functions on given log-probs; and ours on the same."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any

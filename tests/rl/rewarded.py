@@ -1,7 +1,5 @@
 """Batches of rewards, and their advantages through a recipe of parts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

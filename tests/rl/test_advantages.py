@@ -1,7 +1,5 @@
 """Advantages against the double and by properties of groups, and the score norms of the optimal token baseline."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from typing import Any

@@ -1,7 +1,5 @@
 """What of a reward each token answers for: clamps, and the KL in the reward."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from typing import Any

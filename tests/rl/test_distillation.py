@@ -1,7 +1,5 @@
 """The divergences of distillation: against slow doubles and at the edges."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

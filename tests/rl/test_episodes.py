@@ -1,7 +1,5 @@
 """Rows of episodes: their tokens in the order drawn, and all that is compared or discounted over whole episodes."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from typing import Any

@@ -1,7 +1,5 @@
 """The page of a resolved objective: every number that was chosen is on it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """GAE and the critic's loss against the definition."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

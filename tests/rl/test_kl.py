@@ -1,7 +1,5 @@
 """KL estimates, and the coefficients that adapt to what they say."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Log-probs, entropies and their gradients against plain floats; memory; the recorded sampling set."""
 
-from __future__ import annotations
-
 import math
 import random
 

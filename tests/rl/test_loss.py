@@ -1,7 +1,5 @@
 """Loss and gradient of every objective against the double on ragged rows, in float64; weights and masks alone."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

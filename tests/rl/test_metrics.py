@@ -1,7 +1,5 @@
 """Metrics of an update against plain counting over ragged rows."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import random

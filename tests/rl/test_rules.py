@@ -1,7 +1,5 @@
 """Rules for combining parts, and the catalog against the functions that it names."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tokens chosen over the whole batch: counts, order, ranks."""
 
-from __future__ import annotations
-
 import math
 import random
 

@@ -1,7 +1,5 @@
 """Credit by turn and by step against slow doubles, and their rules."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import random

@@ -1,7 +1,5 @@
 """Every objective worth testing: all presets, and combinations for what no preset turns on."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from verizero.pipeline import registry

@@ -1,7 +1,5 @@
 """The algorithm of a stage: its own parameters, corrections that are added, and routing that cannot be kept."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

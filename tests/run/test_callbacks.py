@@ -1,7 +1,5 @@
 """Callbacks: what they are given, what they may return, and what is refused before and during a run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

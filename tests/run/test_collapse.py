@@ -1,7 +1,5 @@
 """The guard's signs: collapses are seen and noise is not; checkpoints and the rate of a rollback."""
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any

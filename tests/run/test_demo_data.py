@@ -1,7 +1,5 @@
 """The shipped demo: what it holds out is nowhere in training, and its model and sizes are what it says."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Environments in recipes, what they change and leave; and limits that count episodes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

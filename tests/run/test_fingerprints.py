@@ -1,7 +1,5 @@
 """Fingerprints: the fields that decide a stage, changes between two of them, and the record of started stages."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """The graders of a run: when they work while responses are sampled."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

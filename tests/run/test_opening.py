@@ -1,7 +1,5 @@
 """The checkpoint that a run continues from, and what becomes of those that it cannot use."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

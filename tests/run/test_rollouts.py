@@ -1,7 +1,5 @@
 """The asynchronous source: batches in flight of several ranks are saved and continued by any number; its thread."""
 
-from __future__ import annotations
-
 import json
 import threading
 from pathlib import Path

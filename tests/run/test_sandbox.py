@@ -1,7 +1,5 @@
 """The sandbox in a whole run: opened before the policy is built, written down without its token, closed at the end."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

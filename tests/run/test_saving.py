@@ -1,7 +1,5 @@
 """What a run writes down: checkpoints on a full disk, the memory that they need, the folder of its recipe."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A model that answers: the room that its context leaves, and the terminal."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The schedule of a run and its state: what is left, what starts again with a stage, what survives JSON to the bit."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

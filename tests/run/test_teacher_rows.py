@@ -1,7 +1,5 @@
 """What a teacher reads: a right response of the group and the verifier's message. The policy reads none of it."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -5,8 +5,6 @@ written in a file of it. As with acts of single runs, code that returns without 
 `*` must succeed where there are no walls.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time

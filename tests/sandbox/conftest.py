@@ -1,7 +1,5 @@
 """Pools that the tests of a file share, and tests at the highest level where a machine has it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

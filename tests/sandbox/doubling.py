@@ -1,7 +1,5 @@
 """A program that doubles a number, in every language, with tests and limits for it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from verizero import sandbox

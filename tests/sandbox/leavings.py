@@ -1,7 +1,5 @@
 """Programs that change what a worker's runs might share, and a check that later runs notice nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from tests.sandbox.programs import tables

@@ -1,7 +1,5 @@
 """Processes of this machine as /proc shows them: who is below a worker, and when they are gone."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

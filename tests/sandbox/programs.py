@@ -1,7 +1,5 @@
 """The programs of the suite, which are in `texts/`: hostile, hungry, lingering and honest ones."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A host to attack: files, folders, listeners and a process that programs behind the walls must not reach."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

@@ -3,8 +3,6 @@
 `python -m tests.sandbox.suite [walls,... [of-the-user]]` prints one line per program that did not end as it must.
 """
 
-from __future__ import annotations
-
 import secrets
 import sys
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Callers of the sandbox: threads and event loops at once, forks, root without root's rights."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

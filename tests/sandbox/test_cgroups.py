@@ -1,7 +1,5 @@
 """Control groups: the place for one, its bound on all processes of a run, and its removal."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """A worker that runs programs wrongly is found by a known program, and what it has answered is repeated."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 

@@ -2,8 +2,6 @@
 
 # ruff: noqa: E501  (tables of cases)
 
-from __future__ import annotations
-
 import json
 import math
 import tracemalloc

@@ -1,7 +1,5 @@
 """Programs print in the sandbox what they print in a plain interpreter, which runs each of them as a file."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

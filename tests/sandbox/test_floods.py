@@ -1,7 +1,5 @@
 """Programs that start others without end: bounded by the kernel where it can, else counted by the worker."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """What a program can send back to the process that judges it: each value costs its own test, and nothing else."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

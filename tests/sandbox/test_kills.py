@@ -1,7 +1,5 @@
 """Processes that are killed from outside: no verdict is wrong, no wall is lost, and a service says how it is."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

@@ -2,8 +2,6 @@
 
 # ruff: noqa: E501  (tables of programs)
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Nothing of one run reaches the next one of its worker: not at any level, and not past one wall that is missing."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """Packages that programs may import: those that are named, with what they require, read-only and no others."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Workers that die, pools that close, folders that programs fill: no result is lost and nothing is left."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

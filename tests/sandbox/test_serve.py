@@ -1,7 +1,5 @@
 """The HTTP service and its client, over real sockets, with real programs."""
 
-from __future__ import annotations
-
 import json
 import threading
 import urllib.error

@@ -1,7 +1,5 @@
 """Sessions: what they keep, how they are counted and lost, and that no client harms the sessions of others."""
 
-from __future__ import annotations
-
 import contextlib
 import marshal
 import os

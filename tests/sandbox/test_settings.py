@@ -1,7 +1,5 @@
 """Where programs run: other languages, services over real sockets, the recipe's limits, and what cannot run there."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The suite of hostile and honest programs, at every level, and proof that it tests something."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

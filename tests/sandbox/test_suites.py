@@ -1,7 +1,5 @@
 """Suites: two processes of one worker, at every level of walls, with one of them killed, and with nothing left over."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """Verdicts: statuses, fresh processes for failures, malformed tests, forged records."""
 
-from __future__ import annotations
-
 import dataclasses
 import signal
 

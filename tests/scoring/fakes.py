@@ -1,7 +1,5 @@
 """A verifier that says what the response tells it to, and rollouts to give to it."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Sequence

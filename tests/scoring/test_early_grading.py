@@ -1,7 +1,5 @@
 """Grading while responses are still being written: the same verdicts, each response graded once, failures after all."""
 
-from __future__ import annotations
-
 import random
 import threading
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Rewards of episodes: the environment's verdict, the ending's own number, and failures that are no zeros."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The sandbox of a run as its recipe says: refused at the start, at a service or here, and described."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

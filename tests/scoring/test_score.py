@@ -1,7 +1,5 @@
 """Responses to rewards: the table, graders that fail, several rewards of one response, order and tallies."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Which groups train."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Steps of a response in tokens: by one token after another, for tokenizers of words, bytes and characters."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Runs that are broken off or killed at a chosen moment and resumed."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

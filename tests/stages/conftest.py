@@ -1,7 +1,5 @@
 """Whole runs without their pages, for tests that read none."""
 
-from __future__ import annotations
-
 import pytest
 
 

@@ -3,8 +3,6 @@
 The CPU build starts new interpreters, because of the threads of OpenMP; a process of `tests.warm` has none.
 """
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import time

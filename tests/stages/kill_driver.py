@@ -6,8 +6,6 @@ nothing in parallel by then), so that a kill costs a second and not an interpret
 times, and what any of its kills changes would still be there at its end.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import json

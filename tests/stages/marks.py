@@ -1,7 +1,5 @@
 """A grader whose marks depend on the text alone: some answers to a prompt are right, whatever a tiny policy says."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from zlib import crc32

@@ -1,7 +1,5 @@
 """A verifier for short runs of untrained policies."""
 
-from __future__ import annotations
-
 VERIFIER = """
 from verizero.pipeline.types import Attempt, Verdict
 from verizero.verifiers.base import VerifierParams, verifier

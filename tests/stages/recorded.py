@@ -1,7 +1,5 @@
 """Whole runs of the tiny recipe whose phases are recorded: what each was called with, and what it returned."""
 
-from __future__ import annotations
-
 import functools
 import tempfile
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Servers of vLLM as an operator starts them (docs/engines.md), with weights of their own; and signals that strike."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Sessions of the tiny recipe for tests: with scripted answers, round by round, or as whole runs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

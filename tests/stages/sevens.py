@@ -1,7 +1,5 @@
 """A recipe that learns within seconds: RL from random weights towards responses of sevens."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

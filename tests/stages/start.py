@@ -1,7 +1,5 @@
 """Policies that runs of the tiny recipe begin from, each trained once for all processes of one run of the tests."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

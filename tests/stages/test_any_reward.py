@@ -1,7 +1,5 @@
 """Runs whose rewards are any numbers, by functions of a user's file: what is trained, measured and said."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

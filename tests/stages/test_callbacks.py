@@ -1,7 +1,5 @@
 """Callbacks of whole runs: called once for each step and evaluation, also after a resume; one that ends the run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

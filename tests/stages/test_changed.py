@@ -1,7 +1,5 @@
 """Recipes whose verifier's file changes in the middle of a stage: the stage continues where that was allowed."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Distillation on the policy's own responses as a stage: with every kind of teacher, resumed, and refused."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Ends of runs, for each reason: run.json, summary.json, run.log and `verizero diagnose`; and runs without graders."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

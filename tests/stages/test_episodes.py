@@ -1,7 +1,5 @@
 """A whole run of episodes: tools and a chat template, and rows that the trainer scores as the engine did."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Runs that start from a GGUF file; the recipe of a pretrained model in a form of seconds, from a tiny file."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The guard finds collapses and no others, goes back and on at half the rate, and survives being killed."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """A kind of stage from outside: the module of the tutorial, named by an entry point of another distribution."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Grading during generation changes no byte; an evaluation counts the graders that failed and raises the alarm."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

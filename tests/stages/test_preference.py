@@ -1,7 +1,5 @@
 """Preference stages: pairs made here or read from files, the reference kept, resumed; and groups that are ranked."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

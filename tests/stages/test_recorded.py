@@ -1,7 +1,5 @@
 """What was sampled reaches the update: generation ahead of it, by which weights, and kept sampling sets and experts."""
 
-from __future__ import annotations
-
 import functools
 import threading
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Runs killed at any moment and started again end with the bytes of a run never killed, whatever they hold."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

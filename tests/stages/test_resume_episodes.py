@@ -1,7 +1,5 @@
 """Runs of episodes, killed in an environment, between turns or around an update, end with the bytes of one unbroken."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

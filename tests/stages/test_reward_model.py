@@ -1,7 +1,5 @@
 """A reward model as a stage: made of pairs, left as a classifier, asked by RL, and resumed after a break."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """The phases of a step: greedy baselines, several rewards, demonstrations, entropy and temperature."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace

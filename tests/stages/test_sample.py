@@ -1,7 +1,5 @@
 """Rejection sampling: which answers are kept, what the stage leaves, and that SFT continues with it after any break."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Training on texts: how long, on what, without padding, evaluated on the way, and resumed after a break."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """An engine on the trainer's GPU: it is asleep whenever anything trains, and wakes with the weights that it had."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs of several stages: items, positions, counters and files; stages that begin with the policy of an earlier one."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run started again with another recipe or other data: exactly the stages from the first changed one run again."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

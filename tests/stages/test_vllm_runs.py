@@ -1,7 +1,5 @@
 """Whole runs with vLLM in this process: they learn as with the embedded engine, resume; and the parity check."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Whole runs over servers of vLLM: started or given, asked by one rank or two, that hang, die and come back."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Callable, Iterator

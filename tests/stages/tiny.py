@@ -1,7 +1,5 @@
 """A recipe that runs every stage in a second or two."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from typing import Any

@@ -7,8 +7,6 @@ the version published, and whether the greedy responses of the engine, of each o
 those of the trainer's weights.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

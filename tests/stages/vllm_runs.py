@@ -1,7 +1,5 @@
 """Whole runs with vLLM that several test modules make: by one process, by two ranks, cut and compared."""
 
-from __future__ import annotations
-
 import json
 from importlib.util import find_spec
 from pathlib import Path

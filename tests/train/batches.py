@@ -1,7 +1,5 @@
 """Groups of random responses, and tiny policies in float64 to train on them."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import random

@@ -1,7 +1,5 @@
 """Groups of random episodes: turns with observations between them, some in several rows."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 

@@ -3,8 +3,6 @@
 Run by `test_fsdp_memory.py` as `python -m tests.train.live_rank FOLDER BACKEND WIDTH LAYERS`.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import sys

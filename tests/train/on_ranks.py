@@ -3,8 +3,6 @@
 Run by `test_on_ranks.py` as `python -m tests.train.on_ranks TRAINER FOLDER`; the place is in RANK and WORLD_SIZE.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

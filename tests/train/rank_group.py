@@ -1,7 +1,5 @@
 """A group of ranks on this machine, each one a program that prints what it found."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """Groups that the embedded engine really sampled, with its records, from tiny dense models and mixtures of experts."""
 
-from __future__ import annotations
-
 import dataclasses
 from array import array
 from typing import Any

@@ -1,7 +1,5 @@
 """The reference of a policy with adapters, to which it lends its base."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Checkpoints under kills, tampering and full disks; what may be whole is no damage, and every reason is told."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

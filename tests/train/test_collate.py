@@ -1,7 +1,5 @@
 """Groups to tensors, rows to micro-batches, and work to ranks: every row once, as many micro-batches everywhere."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import random

@@ -1,7 +1,5 @@
 """The critic: its values against transformers' own forward, its update against the formula, its checkpoint."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

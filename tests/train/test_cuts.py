@@ -2,8 +2,6 @@
 what does not train is inert, and what is not finite is refused.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from array import array

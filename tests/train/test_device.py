@@ -1,7 +1,5 @@
 """The GPU of a rank, torch's switches for it, and the widths of rows on it. No GPU is needed."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The update of distillation: one mean a step whatever micro-batches, order and ranks; each kind of teacher."""
 
-from __future__ import annotations
-
 import json
 import random
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What is DeepSpeed's or FSDP's own: gradients of unused weights, what waits on the CPU, errors, refusals."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

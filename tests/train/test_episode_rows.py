@@ -1,7 +1,5 @@
 """Rows of episodes as tensors: written out one by one, with the records of their sampling, and against the engine."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import random

@@ -1,7 +1,5 @@
 """Training on episodes: against a slow double of loops over turns, under any cut, and inert where nothing trains."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -4,8 +4,6 @@ VERIZERO_LIVE_MODEL="1024 16" measures a model of 214M parameters in place of 8M
 and wide, because operations cost time and their width next to none.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 

@@ -1,7 +1,5 @@
 """AdamW by hand, with float32 masters of a policy in bfloat16, and with moments in 8 bits: updates, bytes, a break."""
 
-from __future__ import annotations
-
 import sys
 from zipfile import ZipFile
 

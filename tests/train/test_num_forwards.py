@@ -1,7 +1,5 @@
 """The number of forwards of an update: those that a term or a metric of the recipe reads, and no other."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Trainers on several ranks end where torch alone does, and resume bit for bit: a table of trainers and lessons."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.train.on_ranks import LESSONS, TRAINERS

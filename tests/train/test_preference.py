@@ -1,7 +1,5 @@
 """The update of preference losses: one denominator a step, whatever the micro-batches, padding and ranks."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """What was recorded while sampling, replayed in training: against the engine's numbers and slow doubles."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -1,7 +1,5 @@
 """The reward model, whole or on a policy's base in bits: its folder, its loss, and resuming after a break."""
 
-from __future__ import annotations
-
 import random
 
 import peft

@@ -1,7 +1,5 @@
 """The update: by whole groups, refused whole; and rows of an older policy."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """Texts: where they are packed, that none sees another, and demonstrations in an update of RL."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

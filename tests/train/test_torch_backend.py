@@ -1,7 +1,5 @@
 """The backend: its schedule, its update, and resuming after a break as if there had been none."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Rows that share beginnings are a tree, and packed rows fill micro-batches: what is computed once, where, by whom."""
 
-from __future__ import annotations
-
 import random
 from contextlib import nullcontext
 

@@ -1,7 +1,5 @@
 """Random trees of rows: lists of tokens that begin alike, as paths and as groups of episodes that fork."""
 
-from __future__ import annotations
-
 import random
 from array import array
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Hostile lengths: responses that repeat one piece, and the verifiers that must refuse them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rows of programs in the columns of public data sets, made here, each with a right and a wrong program."""
 
-from __future__ import annotations
-
 import base64
 import json
 import pickle

@@ -1,7 +1,5 @@
 """Reward functions in shapes that need something of their process, or of how they are called: each gives 1."""
 
-from __future__ import annotations
-
 import asyncio
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Reward functions, each in the form of another library's documentation; and functions that go wrong."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import time

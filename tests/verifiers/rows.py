@@ -1,7 +1,5 @@
 """Labelled answers for the verifiers that need no sandbox, most of them in rows.jsonl; attacks among them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

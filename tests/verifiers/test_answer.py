@@ -1,7 +1,5 @@
 """The one reader of answers: the place of the answer, the reason for its absence, and agreement of all verifiers."""
 
-from __future__ import annotations
-
 import json
 from functools import lru_cache
 from pathlib import Path

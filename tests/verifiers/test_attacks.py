@@ -1,7 +1,5 @@
 """Attacks that held the trainer up: floods, patterns that never end, invisible letters. Others are in rows.jsonl."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.verifiers.floods import VERIFIERS, floods

@@ -1,7 +1,5 @@
 """The verifier of code: which program, which tests, and which verdict."""
 
-from __future__ import annotations
-
 import json
 import random
 

@@ -1,7 +1,5 @@
 """Several verifiers as one."""
 
-from __future__ import annotations
-
 import copy
 import json
 

@@ -1,7 +1,5 @@
 """Checkable instructions: each constraint on texts that keep it and texts that nearly do."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

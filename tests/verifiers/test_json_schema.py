@@ -1,7 +1,5 @@
 """The share of places that JSON has right, against a slow double."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The judge, behind an endpoint that the test serves: requests, replies, retries, and attacks on its reply."""
 
-from __future__ import annotations
-
 import json
 import threading
 from typing import Any

@@ -1,7 +1,5 @@
 """Rows in the layouts of public data sets: read by name, graded, and refused by name."""
 
-from __future__ import annotations
-
 import base64
 import json
 import pickle

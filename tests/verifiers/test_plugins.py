@@ -1,7 +1,5 @@
 """Verifiers from outside: a file named in a recipe, and an installed package's entry point."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import sys

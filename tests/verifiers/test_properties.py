@@ -1,7 +1,5 @@
 """Verifiers against slow, obvious doubles on generated cases."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """The adapter to reasoning-gym: its own answers are right, its partial credit is off, its evaluation is kept in."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import resource

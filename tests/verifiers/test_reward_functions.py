@@ -1,7 +1,5 @@
 """Reward functions in the forms of their own libraries: graded as a direct call grades, and failures that say why."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import random

@@ -1,7 +1,5 @@
 """A reward model as a verifier: its scores, attacks on them, and folders that hold no reward model."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

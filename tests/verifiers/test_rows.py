@@ -1,7 +1,5 @@
 """Every labelled answer gets its verdict, in any order, from any thread, twice; queries in the sandbox."""
 
-from __future__ import annotations
-
 import json
 import random
 import sqlite3

@@ -1,7 +1,5 @@
 """A short answer is read whole: no reader cuts it at a colon, a dot, a slash, a sign or a word."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

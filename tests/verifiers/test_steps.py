@@ -1,7 +1,5 @@
 """Verdicts with steps: what a verifier may return, what is refused, and the verifier whose steps are equations."""
 
-from __future__ import annotations
-
 import pytest
 
 from verizero.pipeline.types import Attempt, Verdict

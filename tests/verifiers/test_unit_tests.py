@@ -1,7 +1,5 @@
 """Asserts against programs that never see them: right and wrong programs, attacks, and tests that cannot be played."""
 
-from __future__ import annotations
-
 import ast
 
 import pytest

@@ -1,7 +1,5 @@
 """Verifiers from outside that exit, hang, flood or return nonsense: each costs the response that it was asked about."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """Answers written to break a grader, none of which is right: (kind, gold, response), some of them a megabyte long."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

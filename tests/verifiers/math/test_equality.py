@@ -1,7 +1,5 @@
 """Equality of expressions against slow doubles: fractions, floats, high precision and membership of points."""
 
-from __future__ import annotations
-
 import random
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """The labelled answers of 61 categories, the hostile ones, and the same scores from threads and processes."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import random

@@ -1,7 +1,5 @@
 """The verifier `math`: its options, verdicts, rewritten answers, and the process that answers what is undecided."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """Programs with tests, in text files: `=== name`, the program, `--- tests`, and what the reason holds if it fails."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, NamedTuple
 
