@@ -11,6 +11,7 @@ from verizero.pipeline.cli import main
 from verizero.pipeline.commands import environment as check_module
 from verizero.pipeline.commands.environment import check
 from verizero.pipeline.errors import DataError
+from verizero.pipeline.host.child import family_of
 from verizero.pipeline.scoring.sandbox_setup import close_sandbox
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -59,6 +60,27 @@ def folder(tmp_path_factory):
     made = tmp_path_factory.mktemp("environments")
     (made / "bad.py").write_text(BAD)
     return made
+
+
+def command_of(process):
+    try:
+        return Path(f"/proc/{process}/cmdline").read_text()
+    except OSError:  # it has ended
+        return ""
+
+
+def own_family(pid):
+    """The process and those below it, but the one that all tests fork (`tests.warm`) and its forks of other tests."""
+    family = family_of(pid)
+    shared = {each for each in family if "tests.warm" in command_of(each)}
+    while more := {each for each, stat in family.items() if int(stat[1]) in shared and each not in shared}:
+        shared |= more
+    return family.keys() - shared
+
+
+@pytest.fixture(autouse=True)
+def counts_its_own(monkeypatch):
+    monkeypatch.setattr(check_module, "family_of", own_family)
 
 
 @pytest.fixture
