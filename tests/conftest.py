@@ -30,7 +30,7 @@ settings.load_profile("ci")  # the same examples everywhere, and no limit of tim
 OF_LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 UNIT, TEST, NIGHTLY = "not run", "not nightly", "nightly"
 """What `make test-unit`, `make test` and `make nightly` want: expressions of marks."""
-MINUTES = {TEST: 11}
+MINUTES = {TEST: 10}
 """What was measured on two quiet cores of an AMD EPYC, rounded up."""
 ROOM, FULL = {TEST: 2000, NIGHTLY: 2000}, 50
 """Megabytes that all tests need for temporary files; and so few that what fails may fail for want of room."""
