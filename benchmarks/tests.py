@@ -27,8 +27,6 @@ FOLDER = "VERIZERO_TESTS_CPU"
 BUDGETS = {"unit": 240, "run": 720}
 """CPU seconds that the tests without a mark and those with the mark `run` may take in all."""
 SHOWN = 40
-
-
 GROUPS = next(path for path in (Path("/sys/fs/cgroup/cpuacct"), Path("/sys/fs/cgroup")) if path.is_dir())
 
 
