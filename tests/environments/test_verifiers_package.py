@@ -12,7 +12,7 @@ import pytest
 
 from tests.environments.packages import venv_with
 from tests.environments.talk import said
-from tests.processes import others, until
+from tests.processes import commands, others, until
 from verizero.pipeline.environments.base import Environment, load
 from verizero.pipeline.environments.verifiers_package import RUNNER
 from verizero.pipeline.errors import ConfigError, DataError, EnvironmentFailed
@@ -73,7 +73,8 @@ def test_a_killed_program_is_a_failure_and_nothing_is_left(python):
     environment.start()
     before = len(os.listdir("/proc/self/fd")), threading.active_count()
     # The program under its watcher, which names the program in its own command line too.
-    mine = [p for p in runners() if "python" in os.readlink(f"/proc/{p}/exe") and str(python) in _command(p).split()[0]]
+    programs = [p for p in runners() if "python" in os.readlink(f"/proc/{p}/exe")]
+    mine = [p for p in programs if any(python in words.split()[0] for words in commands([p]))]
     threading.Timer(2.0, lambda: [os.kill(p, signal.SIGKILL) for p in mine]).start()
     with pytest.raises(EnvironmentFailed, match=r"was ended from outside .status -9"):
         environment.step(said("hang"))
@@ -81,10 +82,6 @@ def test_a_killed_program_is_a_failure_and_nothing_is_left(python):
     until(lambda: not runners(), "the end of the programs")
     after = len(os.listdir("/proc/self/fd")), threading.active_count()
     assert after <= before
-
-
-def _command(process: int) -> str:
-    return Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode()
 
 
 def test_what_cannot_begin_says_why(python, tmp_path):

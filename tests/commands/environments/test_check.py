@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import others
 from verizero.pipeline.cli import main
 from verizero.pipeline.commands import environment as check_module
 from verizero.pipeline.commands.environment import check
@@ -62,17 +63,10 @@ def folder(tmp_path_factory):
     return made
 
 
-def command_of(process):
-    try:
-        return Path(f"/proc/{process}/cmdline").read_text()
-    except OSError:  # it has ended
-        return ""
-
-
 def own_family(pid):
     """The process and those below it, but the one that all tests fork (`tests.warm`) and its forks of other tests."""
     family = family_of(pid)
-    shared = {each for each in family if "tests.warm" in command_of(each)}
+    shared = {each for each, words, _ in others() if each in family and "tests.warm" in words}
     while more := {each for each, stat in family.items() if int(stat[1]) in shared and each not in shared}:
         shared |= more
     return family.keys() - shared

@@ -16,8 +16,8 @@ from verizero.pipeline.errors import GradingError
 from verizero.pipeline.host import child
 
 STARTUP_S = 120.0
-WALL_PER_WORK = 100.0
-"""Seconds on the clock allowed per second of budget. Past them the machine is too busy, or the process hangs."""
+WALL_S = 60.0
+"""Seconds on the clock for one question. Past them the machine is too busy, or the process hangs."""
 SCRIPT = Path(__file__).with_name("algebra_process.py")
 
 
@@ -40,7 +40,7 @@ class Algebra:
         """
         question = {"gold": gold, "answer": answer, "seconds": seconds}
         try:
-            reply = self.helper.ask(question, seconds * WALL_PER_WORK)
+            reply = self.helper.ask(question, WALL_S)
         except OSError as exc:
             raise GradingError(f"{SCRIPT.name} {exc}; grade again, or turn the option slow_path off") from exc
         if "over" in reply:
