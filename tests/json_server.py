@@ -3,7 +3,7 @@
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -24,8 +24,9 @@ def serving(answer: Callable[[str, bytes, str | None], tuple[Any, ...]]) -> Iter
             headers = {"Content-Type": "application/json", "Content-Length": str(len(text))}
             for name, content in headers.items() | dict(*more).items():
                 self.send_header(name, content)
-            self.end_headers()
-            self.wfile.write(text)
+            with suppress(ConnectionError):  # the client has waited no longer
+                self.end_headers()
+                self.wfile.write(text)
 
         do_GET = do_POST
 
