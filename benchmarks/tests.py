@@ -77,7 +77,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def budget(mark: str, seconds: float) -> str:
-    """What the tests of a mark may take, and whether they take more."""
+    """Return the budget of a mark as a cell of the table, which says if it is exceeded."""
     allowed = BUDGETS.get(mark)
     return "" if allowed is None else f"{allowed}{', EXCEEDED' if seconds > allowed else ''}"
 

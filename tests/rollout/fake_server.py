@@ -54,10 +54,12 @@ class FakeServer:
 
     "dies", "fails", "refuses", "lies" (of its version), "hangs", "stalls" (in its answer), "takes long" (until its
     health is asked for), is "stale", is "bare" (of routes that take weights), is "another" (program, saying OK to all).
+    `behind`: another server, which has to misbehave before this one answers, however busy the machine is.
     """
 
-    def __init__(self, behaviour="well", after=0):
-        self.behaviour, self.after = behaviour, after
+    def __init__(self, behaviour="well", after=0, behind=None):
+        self.behaviour, self.after, self.behind = behaviour, after, behind
+        self.misbehaved = threading.Event()
         self.num_asked = 0
         self.version = "default"
         self.num_updates = 0
@@ -128,6 +130,9 @@ class FakeServer:
         with self._lock:
             self.num_asked += 1
             misbehaves = self.num_asked > self.after and self.behaviour != "well"
+        if misbehaves:
+            self.misbehaved.set()
+        assert self.behind is None or self.behind.misbehaved.wait(PATIENCE_S)
         if misbehaves and self.behaviour == "hangs":
             self.hung.set()
             self.is_open.wait()
