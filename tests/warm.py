@@ -322,6 +322,10 @@ def main(descriptor: int, modules: list[str]) -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 10, 20)  # as in the processes of pytest: tests/conftest.py
+    if (torch := sys.modules.get("torch")) is not None:
+        # A fork replaces torch's pool of threads at its first use. Of several threads that use it first, such as those
+        # that load weights in another number type, one may find no pool and raise an error.
+        os.register_at_fork(after_in_child=lambda: torch.set_num_threads(torch.get_num_threads()))
     threads = os.listdir("/proc/self/task")
     assert len(threads) == 1, f"a fork would lack {len(threads) - 1} threads that {modules} started"
     listener = socket.socket(fileno=descriptor)

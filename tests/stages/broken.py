@@ -51,11 +51,11 @@ def killed(folder: Path, kills: str, *overrides: str) -> None:
     done = warm().call(subprocess.run, command, cwd=ROOT, capture_output=True, text=True, timeout=1800, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     ends = json.loads(done.stdout.splitlines()[-1])
-    assert ends["whole"][0] == 0
+    assert ends["whole"][0] == 0, done.stderr[-9000:]
     assert list(ends["killed"]) == KILLS[kills]
     for text, scenario in ends["killed"].items():
-        missed = [kill for kill, death in scenario["deaths"] if death != -signal.SIGKILL]
-        assert not missed, f"kills that did not happen where they were meant to: {missed}"
+        missed = {kill: death for kill, death in scenario["deaths"] if death != -signal.SIGKILL}
+        assert not missed, f"the run did not die at these kills but ended with {missed}:\n{done.stderr[-9000:]}"
         assert scenario["end"] == ends["whole"], text
 
 
