@@ -124,14 +124,21 @@ def test_slurm_accepts_each_script(script):
     assert script.read_text().startswith("#!/bin/bash\n")
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda p: p.name)
-def test_a_script_runs_a_recipe_on_what_it_asks_for(script, tmp_path):
-    """The script is run by bash with a `verizero` that writes down how it was called."""
+@pytest.mark.parametrize(
+    ("script", "nodes"), [*((script, None) for script in SCRIPTS), (SCRIPTS[0].with_name("train-nodes.sbatch"), 16)]
+)
+def test_a_script_runs_a_recipe_on_what_it_asks_for(script, nodes, tmp_path):
+    """The script is run by bash with a `verizero` that writes down how it was called. nodes: asked of sbatch."""
     said = tmp_path / "words"
     (tmp_path / "verizero").write_text(f'#!/bin/bash\nprintf "%s\\n" "$SRUN_CPUS_PER_TASK" "$@" > {said}\n')
     (tmp_path / "verizero").chmod(0o755)
-    options = dict(directives(script))
-    job = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_CPUS_PER_TASK": options["cpus-per-task"] or ""}
+    options = dict(directives(script)) | ({} if nodes is None else {"nodes": str(nodes)})
+    job = {
+        "PATH": f"{tmp_path}:/usr/bin:/bin",
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NUM_NODES": options["nodes"] or "",
+        "SLURM_CPUS_PER_TASK": options["cpus-per-task"] or "",
+    }
     subprocess.run(["bash", str(script)], env=job, cwd=tmp_path, check=True)
     cores, *words = said.read_text().splitlines()
     assert cores == options["cpus-per-task"], "srun takes a task's cores from this variable alone"
@@ -215,7 +222,7 @@ CUDA_OF_TORCH = {"nvidia-cublas", "nvidia-cuda-cupti", "nvidia-cuda-nvrtc", "nvi
 OF_THE_CPU_BUILD = {"intel-openmp"}
 
 
-@pytest.mark.parametrize("python", ["3.11", "3.12"])
+@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13", "3.14"])
 def test_the_lock_has_what_the_package_asks_for_and_all_that_its_packages_require(python):
     """Of those that are installed here in the lock's version; vLLM's CPU build for its build for GPUs."""
     here = {"python_version": python, "python_full_version": f"{python}.9", "platform_machine": "x86_64"}
@@ -250,9 +257,10 @@ def test_a_rented_machine_has_the_gpus_of_its_recipe():
     assert set(task) <= {"name", "resources", "workdir", "envs", "setup", "run"}
     config = load_recipe(find_recipe(task["envs"]["RECIPE"]))
     assert task["resources"]["accelerators"] == f"H100:{config.launch.gpus_per_node}"
-    words = [shlex.split(line) for line in (task["setup"] + task["run"]).splitlines()]
-    assert words[0] == ["make", "install-gpu"]
-    assert [line[:2] for line in words[1:]] == [[".venv/bin/verizero", "check"], [".venv/bin/verizero", "train"]]
+    *python, make, check, train = (shlex.split(line) for line in (task["setup"] + task["run"]).splitlines())
+    assert python == [["pip", "install", "-q", "uv"], ["uv", "python", "install", "3.12"]]
+    assert make == ["make", "install-gpu", "PYTHON=$(uv python find 3.12)"]
+    assert [check[:2], train[:2]] == [[".venv/bin/verizero", "check"], [".venv/bin/verizero", "train"]]
 
 
 def test_the_image_holds_every_package_and_the_programs_that_manifests_start():
