@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import time
 from collections.abc import Mapping
@@ -54,8 +55,9 @@ class Machine:
         return self.pick(list(names), ["small"])
 
     def empty(self) -> None:
-        """Give cached memory back, and forget peaks."""
+        """Give memory back, also that of earlier models, which only a collection frees; and forget peaks."""
         if not self.dry:
+            gc.collect()
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
 

@@ -157,6 +157,7 @@ def update(machine: Machine) -> Iterator[Row]:
 
 def update_speed(machine: Machine, name: str, dtype: Any, micro: int, train: dict[str, Any], most: Any) -> Row:
     """Return tokens/s, the share of the bound, which is the measured matrix product, and the peak of memory."""
+    from verizero.pipeline.models.compiled import is_compiled
     from verizero.pipeline.models.flops import update_flops
     from verizero.pipeline.train.trees import packs_rows
 
@@ -176,7 +177,7 @@ def update_speed(machine: Machine, name: str, dtype: Any, micro: int, train: dic
         "bound, tokens/s": tokens / bound,
         "share of the bound": bound / took,
         "rows": "packed" if packs else "padded",
-        "compiled": backend.compiling is not None and not backend.compiling.fallbacks,
+        "compiled": is_compiled(backend.model),
         "peak, GiB": machine.peak_gib(),
     }
 

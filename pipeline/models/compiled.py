@@ -91,6 +91,14 @@ def compile_blocks(model: Any, compiling: Compiling | None) -> None:
         block.forward = partial(_forward, own, block)
 
 
+def is_compiled(model: Any) -> bool:
+    """True if the blocks of `model` compute by compiled code: it was tried on a forward, and is right."""
+    setting: Any = next((block.forward for block in blocks_of(model)), None)
+    while isinstance(setting, partial):  # around the forward of this file may be one that recomputes
+        setting = setting.args[0]
+    return isinstance(setting, Compiling) and setting.is_proved is True
+
+
 def _forward(compiling: Compiling, block: Any, *inputs: Any, **named: Any) -> Any:
     plain = type(block).forward
     if not compiling.may_compile(named):
@@ -125,6 +133,8 @@ def _try(compiling: Compiling, block: Any, inputs: tuple[Any, ...], named: dict[
     plain = type(block).forward
     try:
         gap = difference(plain, _compiled(plain, compiling.is_deterministic), block, inputs, named)
+    except torch.OutOfMemoryError:
+        raise  # says nothing of the compiler
     except Exception as exc:  # of a compiler, which has no common error class
         compiling.give_up(f"{type(exc).__name__}: {exc}")
         return

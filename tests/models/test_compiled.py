@@ -22,7 +22,7 @@ from tests.warm import warm
 from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models import compiled
-from verizero.pipeline.models.compiled import Compiling, compile_blocks
+from verizero.pipeline.models.compiled import Compiling, compile_blocks, is_compiled
 from verizero.pipeline.models.load import recompute_activations
 from verizero.pipeline.train.backend import Backend, compiling_of
 from verizero.pipeline.train.ranks import ALONE
@@ -127,6 +127,13 @@ def broken(plain: Any, is_deterministic: bool) -> Any:
     return fails
 
 
+def full(plain: Any, is_deterministic: bool) -> Any:
+    def fails(*args, **named):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    return fails
+
+
 def wrong(plain: Any, is_deterministic: bool) -> Any:
     return lambda *args, **named: 1.01 * plain(*args, **named)
 
@@ -152,6 +159,20 @@ def test_what_fails_or_differs_is_not_used_and_is_counted(code, why, monkeypatch
     # Without compilation the blocks for the CPU take their place, which round differently.
     assert ends[0][1] == pytest.approx(ends[1][1], rel=1e-4, abs=1e-5)
     assert distance(ends[0][0], ends[1][0]) < 1e-5
+
+
+def test_a_gpu_that_is_full_is_no_reason_to_compute_without_compilation(monkeypatch):
+    monkeypatch.setattr(compiled, "_compiled", full)
+    model, compiling = model_of(), Compiling("on")
+    compile_blocks(model, compiling)
+    recompute_activations(model)
+    with pytest.raises(torch.OutOfMemoryError):
+        model(input_ids=torch.arange(2, 12)[None], use_cache=False)
+    monkeypatch.setattr(compiled, "_compiled", lambda plain, _: plain)
+    assert not is_compiled(model)
+    model(input_ids=torch.arange(2, 12)[None], use_cache=False)
+    assert is_compiled(model)
+    assert compiling.fallbacks == []
 
 
 def test_on_is_an_error_where_it_does_not_work(monkeypatch):
