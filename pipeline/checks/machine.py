@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import shutil
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -13,6 +12,7 @@ from pathlib import Path
 from verizero.pipeline.checks.finding import Checked, Finding
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import TRAIN_EXTRA, VerizeroError, machine_fault
+from verizero.pipeline.host.gpu import fault_of, unused_driver
 
 CORE = ("pydantic", "sympy", "math-verify", "pyarrow")
 FOR_TRAINING = ("torch", "transformers", "prefect", "tensorboard")
@@ -50,6 +50,7 @@ class Machine:
 def examine(config: RunConfig | None = None, base: Path | None = None) -> Machine:
     """Examine this machine: look up packages, import Prefect's server, and try what the sandbox's walls forbid.
 
+    A GPU that torch cannot use is required, unless the recipe trains on the CPU.
     With a recipe (`base` is its folder) its engine, its backend and a sandbox at its level are required too.
     Raises: DataError where the recipe's rows cannot be read.
     """
@@ -58,7 +59,10 @@ def examine(config: RunConfig | None = None, base: Path | None = None) -> Machin
     packages = (*map(_package, CORE), *(_package(name, TRAIN_EXTRA) for name in FOR_TRAINING))
     python = Checked("python", True, platform.python_version())
     checks = (python, *packages, _prefect_server(), *_devices(), *sandbox_checks(level), *_extras())
-    return Machine(checks, REQUIRED | needed)
+    on_cpu = config is not None and config.train.device == "cpu"
+    # who has a GPU wants it to train, and not the CPU a hundred times slower; who has none reads so and may train
+    broken_gpu = frozenset(c.name for c in checks if c.name == "gpu" and c.findings and not on_cpu)
+    return Machine(checks, REQUIRED | needed | broken_gpu)
 
 
 def needs(config: RunConfig, base: Path) -> frozenset[str]:
@@ -128,27 +132,13 @@ def _devices() -> list[Checked]:
         return [Checked("cpu", True, f"{os.cpu_count()} cores")]
     checks = [Checked("cpu", True, f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads")]
     if not torch.cuda.is_available():
-        return [*checks, _missing_gpu(driver_version(), torch.version.cuda)]
+        if (driver := unused_driver()) is not None:
+            return [*checks, _broken("gpu", *fault_of(driver, torch.version.cuda))]
+        return [*checks, Checked("gpu", False, "torch finds no GPU; everything runs on the CPU")]
     for i in range(torch.cuda.device_count()):
         gib = torch.cuda.get_device_properties(i).total_memory / 2**30
         checks.append(Checked(f"cuda:{i}", True, f"{torch.cuda.get_device_name(i)}, {gib:.0f} GiB"))
     return checks
-
-
-def driver_version(path: Path = Path("/proc/driver/nvidia/version")) -> str | None:
-    """Return the version of NVIDIA's driver; None if this machine has none."""
-    match = re.search(r"\d+\.\d+(\.\d+)?", path.read_text(errors="replace")) if path.is_file() else None
-    return None if match is None else match[0]
-
-
-def _missing_gpu(driver: str | None, cuda: str | None) -> Checked:
-    """Return why torch finds no GPU. `driver`: NVIDIA's version; `cuda`: torch's, None for a build for the CPU."""
-    if driver is None:
-        return Checked("gpu", False, "torch finds no GPU; everything runs on the CPU")
-    if cuda is None:
-        return _broken("gpu", f"a GPU with driver {driver}, and torch is its CPU build", "run make install-gpu")
-    remedy = "CUDA 13 needs driver 580 or newer; update the driver, or see what nvidia-smi says"
-    return _broken("gpu", f"torch of CUDA {cuda} cannot use the GPU with driver {driver}", remedy)
 
 
 def sandbox_checks(min_level: int = 2) -> list[Checked]:

@@ -30,13 +30,20 @@ def for_machine(config: RunConfig, num_ranks: int, device: str, has_vllm: bool |
         half = with_changes(config, "model", dtype="bfloat16")
         config = half if on_gpu and is_allowed(half) else with_changes(config, "model", dtype="float32")
     if config.rollout.engine == "auto":
-        vllm = with_changes(config, "rollout", engine="vllm")
-        # The embedded engine computes with the trainer's own bits; vLLM has them a second time.
-        takes_vllm = on_gpu and config.model.create is None and config.model.quantize is None and is_allowed(vllm)
-        if takes_vllm and has_vllm is None:
-            has_vllm = importlib.util.find_spec("vllm") is not None
-        config = vllm if takes_vllm and has_vllm else with_changes(config, "rollout", engine="torch")
+        takes_vllm = has_vllm is not False and wants_vllm(config, device) and (has_vllm or is_vllm_installed())
+        config = with_changes(config, "rollout", engine="vllm" if takes_vllm else "torch")
     return config
+
+
+def wants_vllm(config: RunConfig, device: str) -> bool:
+    """True if `auto` is vLLM for this recipe and device, where vLLM is installed."""
+    # The embedded engine computes with the trainer's own bits; vLLM has them a second time.
+    fits = device.startswith("cuda") and config.model.create is None and config.model.quantize is None
+    return config.rollout.engine == "auto" and fits and is_allowed(with_changes(config, "rollout", engine="vllm"))
+
+
+def is_vllm_installed() -> bool:
+    return importlib.util.find_spec("vllm") is not None
 
 
 def is_allowed(config: RunConfig) -> bool:

@@ -11,7 +11,9 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from verizero.pipeline.config.auto import for_machine, leaves_rates_open, with_rates
+import torch
+
+from verizero.pipeline.config.auto import for_machine, is_vllm_installed, leaves_rates_open, wants_vllm, with_rates
 from verizero.pipeline.config.recipes import Resume
 from verizero.pipeline.config.rl import RlConfig
 from verizero.pipeline.config.run import RunConfig
@@ -20,6 +22,7 @@ from verizero.pipeline.data.render import Renderer
 from verizero.pipeline.data.sampler import PromptLedger, PromptSampler
 from verizero.pipeline.errors import ConfigError, ResumeRefused
 from verizero.pipeline.host.disk import locked, require_plain
+from verizero.pipeline.host.gpu import fault_of, unused_driver
 from verizero.pipeline.models.load import DTYPES, create_model, load_model, load_tokenizer, stop_at
 from verizero.pipeline.models.named import model_named
 from verizero.pipeline.models.quantized import library
@@ -71,6 +74,15 @@ def prepare_run(config: RunConfig, base_dir: Path, folder: Path) -> RunData:
     return data
 
 
+def surprises(config: RunConfig, device: str) -> Iterator[str]:
+    """Yield what this machine does not do that its user would expect. config: with `auto` in it."""
+    if config.train.device == "auto" and device == "cpu" and (driver := unused_driver()) is not None:
+        why, remedy = fault_of(driver, torch.version.cuda)
+        yield f"trains on the CPU: {why}; {remedy}"
+    if wants_vllm(config, device) and not is_vllm_installed():
+        yield "generates with the embedded engine: vLLM is faster, and is not installed; run make install-gpu"
+
+
 @contextmanager
 def open_run(config: RunConfig, base_dir: Path, folder: Path, resume: Resume, progress: Progress) -> Iterator[Session]:
     """Yield a session that holds the run's folder until the block ends.
@@ -89,6 +101,7 @@ def open_run(config: RunConfig, base_dir: Path, folder: Path, resume: Resume, pr
         stack.enter_context(switched(config.train, device))
         # With a timeout: missing ranks end the run instead of blocking it.
         ranks = join(config.launch.phase_timeout_s + SPARE_S, device)
+        surprising = list(surprises(config, device))
         config = for_machine(config, ranks.size, device)
         if leaves_rates_open(config):
             config = with_rates(config, num_parameters_of(config))
@@ -100,6 +113,8 @@ def open_run(config: RunConfig, base_dir: Path, folder: Path, resume: Resume, pr
         if ranks.is_first:
             progress = log = stack.enter_context(closing(Logged(progress, folder / LOG, config.name)))
             stack.enter_context(watch_cores(progress.say))
+            for line in surprising:
+                progress.say(line)
         session: Session | None = None
         try:
             progress.under_way("loads the data")

@@ -12,6 +12,7 @@ from verizero.pipeline.checks.machine import Machine, _broken
 from verizero.pipeline.cli import main
 from verizero.pipeline.commands.doctor import line_of, verdict_of
 from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.host import gpu
 from verizero.sandbox.isolation import Isolation
 
 TORCH = Checked("torch", True, "2.0")
@@ -121,20 +122,39 @@ def test_here_it_finds_the_core_and_tries_the_sandbox(capsys):
     assert said.endswith("this machine can train\n")
 
 
+DRIVER = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}  Release Build\n"
+
+
 @pytest.mark.parametrize(
-    ("driver", "cuda", "state", "detail"),
+    ("driver", "cuda", "detail"),
     [
-        (None, None, "missing", "everything runs on the CPU"),
-        ("580.95.05", None, "broken", "CPU build; run make install-gpu"),
-        ("550.54.15", "13.0", "broken", "CUDA 13.0 cannot use the GPU with driver 550.54.15; CUDA 13 needs driver 580"),
+        ("580.95.05", None, "CPU build; run make install-gpu"),
+        ("550.54.15", "13.0", "CUDA 13.0 cannot use the GPU with driver 550.54.15; CUDA 13 needs driver 580"),
     ],
 )
-def test_a_gpu_that_torch_does_not_see_says_why(driver, cuda, state, detail, tmp_path):
-    check = machine._missing_gpu(driver, cuda)
-    assert state_of(check) == state
-    assert detail in check.result
-    (tmp_path / "version").write_text(
-        f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {driver}  Release Build\n"
-    )
-    assert machine.driver_version(tmp_path / "version") == driver
-    assert machine.driver_version(tmp_path / "none") is None
+def test_a_gpu_that_torch_does_not_see_is_an_error_but_for_a_recipe_of_the_cpu(
+    driver, cuda, detail, tmp_path, monkeypatch
+):
+    (tmp_path / "driver" / "nvidia").mkdir(parents=True)
+    (tmp_path / "driver" / "nvidia" / "version").write_text(DRIVER.format(driver))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert gpu.unused_driver(tmp_path, tmp_path) is None, "a container without the devices of its host"
+    (tmp_path / "nvidia0").touch()
+    assert gpu.unused_driver(tmp_path, tmp_path) == driver
+    monkeypatch.setattr(machine, "unused_driver", lambda: driver)
+    monkeypatch.setattr("torch.version.cuda", cuda)
+    monkeypatch.setattr(machine, "_prefect_server", lambda: Checked("prefect server", True, ""))
+    monkeypatch.setattr(machine, "sandbox_checks", lambda level: [])
+    write_row(tmp_path, "exact")
+    source = {"file": "rows.jsonl", "domain": "sums", "verifier": "exact"}
+    own = {"stages": ["rl"], "data": {"train": [source]}, "train": {"device": "cpu"}}
+    config = RunConfig.model_validate(RECIPE | own)
+    for recipe, usable in ((None, False), (config, True)):
+        here = machine.examine(recipe, tmp_path)
+        (check,) = [c for c in here.checks if c.name == "gpu"]
+        assert state_of(check) == "broken"
+        assert detail in check.result
+        assert here.is_usable is usable
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert gpu.unused_driver(tmp_path, tmp_path) is None, "its user hides the GPU"
+    assert gpu.unused_driver(tmp_path / "none", tmp_path) is None

@@ -10,7 +10,7 @@ from verizero.pipeline.config.sections import LaunchConfig, TrainConfig
 from verizero.pipeline.config.yaml_reader import merge
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.report.progress import Progress
-from verizero.pipeline.run.opening import open_run
+from verizero.pipeline.run.opening import open_run, surprises
 from verizero.pipeline.train.backend import Backend
 
 
@@ -94,3 +94,16 @@ def test_an_open_run_has_a_backend_of_its_own(tmp_path):
         recipe = session.run.recipe
         assert (recipe.train.backend, recipe.model.dtype, recipe.rollout.engine) == ("torch", "float32", "torch")
         assert isinstance(session.workers.backend, Backend)
+
+
+def test_a_run_says_where_it_is_slower_than_the_machine(monkeypatch):
+    real = parse(merge(TREE, {"model": {"create": None, "path": "Qwen/Qwen3-8B"}, "train": {"device": "auto"}}))
+    assert list(surprises(real, "cpu")) == []
+    monkeypatch.setattr("verizero.pipeline.run.opening.is_vllm_installed", lambda: False)
+    (line,) = surprises(real, "cuda")
+    assert "vLLM is faster, and is not installed" in line
+    assert list(surprises(parse(TREE), "cuda")) == [], "a model that the recipe makes has the embedded engine anyway"
+    monkeypatch.setattr("verizero.pipeline.run.opening.unused_driver", lambda: "550.54.15")
+    (line,) = surprises(real, "cpu")
+    assert "trains on the CPU" in line
+    assert "driver 550.54.15" in line
