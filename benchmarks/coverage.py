@@ -8,8 +8,6 @@ Each case draws prompts, then samples. A rate is drawn within a quarter of the n
 jumps between .83 and .99 (Brown, Cai and DasGupta, 2001). Same seed, same table.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Callable, Iterator

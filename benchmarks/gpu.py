@@ -12,8 +12,6 @@ to it. Nothing is downloaded: models have random weights. Needed are torch, tran
 TRL or DeepSpeed are skipped, and named, where those are not installed.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

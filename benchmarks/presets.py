@@ -9,8 +9,6 @@ Writes FOLDER/presets.md next to the page of `verizero compare`. A finished run 
 resumes where it was stopped.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Executions per second, latency and CPU of the sandbox, a plain subprocess and bubblewrap, side by side."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import resource

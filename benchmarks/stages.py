@@ -9,8 +9,6 @@ Each recipe goes its own way at its own budget, from the end of its stages befor
 run that is done is not run again, and one that was stopped resumes from its checkpoint with the same command.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

@@ -9,8 +9,6 @@
 Steps are timed in one process on whatever the machine has; quote medians and ratios of one run, not single numbers.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

@@ -8,8 +8,6 @@ A near miss of another answer has one character or word changed, so that the pac
 gives less than full marks. What is graded otherwise is shown. Rows for which the package knows no answer are left out.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json

@@ -9,8 +9,6 @@ of its own, which counts what its children compute too, also those that outlive 
 What pytest imports and collects is a row of its own.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

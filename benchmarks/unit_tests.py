@@ -12,8 +12,6 @@ Python, without a sandbox, fails the tests. Changes further inside, with which t
 answer that the verifier takes for right.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import copy

@@ -9,8 +9,6 @@ with rows all distinct and caches empty; CPU seconds, as the machine may be shar
 rows per CPU second.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

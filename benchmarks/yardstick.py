@@ -7,8 +7,6 @@ TRL's own settings are chosen for speed here: no gradient checkpointing, fused A
 bfloat16 each side has float32 masters: TRL by autocast, ours by its optimiser.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import statistics

@@ -6,8 +6,6 @@ Prints a line for each seed and the verdict, which benchmarks/claims/claims.md i
 benchmarks/claims/results/NAME.json. A finished run in FOLDER is not repeated.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -4,8 +4,6 @@ What was published, the test, the statistic and the rule in words are in claims.
 claim's first run. An entry: name, title, arms (name -> changes of the demo), seeds, statistic, rule.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

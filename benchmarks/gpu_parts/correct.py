@@ -1,7 +1,5 @@
 """Parts that prove on a GPU what the tests prove on the CPU: decoding, log-probs, updates, and ZeRO's stages."""
 
-from __future__ import annotations
-
 import copy
 import random
 from collections.abc import Iterator, Sequence

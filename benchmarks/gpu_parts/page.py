@@ -1,7 +1,5 @@
 """The results as a section of benchmarks/gpu_results.md: what each part was expected to show, and what was measured."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from pathlib import Path

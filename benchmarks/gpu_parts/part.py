@@ -1,7 +1,5 @@
 """One part: a generator of rows that runs in a process of its own, with a time limit, and becomes one line of JSON."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import json

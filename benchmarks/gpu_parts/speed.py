@@ -3,8 +3,6 @@
 In a dry run Triton interprets the kernels on the CPU, so that nothing but their numbers has a meaning.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from functools import partial

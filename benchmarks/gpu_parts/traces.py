@@ -1,7 +1,5 @@
 """Parts that look inside: memory against the plan, and waits of the host."""
 
-from __future__ import annotations
-
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator

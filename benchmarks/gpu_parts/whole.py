@@ -1,7 +1,5 @@
 """Parts that are whole runs: the same bytes twice, killed and resumed, and the demo in both number types."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

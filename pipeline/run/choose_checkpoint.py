@@ -53,8 +53,20 @@ MAX_SHOWN_CHANGES = 3
 """Changes that a message lists."""
 
 
-def choose_checkpoint(folder: Path, resume: Resume, progress: Progress, prints: Sequence[Fingerprint]) -> Path | None:
-    """Return the checkpoint to resume from, or None to start from the beginning.
+def newest_folder(folder: Path, resume: Resume) -> Path | None:
+    """Return the newest checkpoint of the run in `folder`, whole or not, where one may be resumed from."""
+    folders = [] if resume == "never" else checkpoint.checkpoint_folders(folder / "checkpoints")
+    return folders[0] if folders else None
+
+
+def choose_checkpoint(
+    folder: Path,
+    resume: Resume,
+    progress: Progress,
+    prints: Sequence[Fingerprint],
+    digests: checkpoint.Digests = checkpoint.NO_DIGESTS,
+) -> Path | None:
+    """Return the checkpoint to resume from, or None to start from the beginning. digests: those that are known.
 
     What a run writes again is moved to `folder`/stale/N: results of changed stages, whose fingerprints are not those of
     `prints`, and what came after the chosen checkpoint if newer ones are damaged.
@@ -67,7 +79,7 @@ def choose_checkpoint(folder: Path, resume: Resume, progress: Progress, prints: 
             f"{folder} already holds a run, and resume is 'never'; use resume 'auto' to continue it, another name, or "
             "delete the folder"
         )
-    path, damaged = newest_whole(root)
+    path, damaged = newest_whole(root, digests)
     if path is None and resume == "must":
         raise ResumeRefused(
             f"{folder} has no checkpoint to resume from, and resume is 'must'; start it with resume 'auto'"
@@ -88,7 +100,9 @@ def choose_checkpoint(folder: Path, resume: Resume, progress: Progress, prints: 
     return checkpoint_before_changes(folder, prints, path, progress, resume == "changed")
 
 
-def newest_whole(root: Path) -> tuple[Path | None, list[checkpoint.Unusable]]:
+def newest_whole(
+    root: Path, digests: checkpoint.Digests = checkpoint.NO_DIGESTS
+) -> tuple[Path | None, list[checkpoint.Unusable]]:
     """Return the newest whole checkpoint and the damaged ones that are newer; None if there are no checkpoints at all.
 
     Only what was half written is deleted. Raise CheckpointError listing each checkpoint with the reason if none is
@@ -98,7 +112,7 @@ def newest_whole(root: Path) -> tuple[Path | None, list[checkpoint.Unusable]]:
     with disk_errors(f"reading {root}"):
         restore_folders(root)
     for path in checkpoint.checkpoint_folders(root):
-        bad = checkpoint.damage_of(path)
+        bad = checkpoint.damage_of(path, digests)
         if bad is None:
             if all(b.is_damaged for b in refused):
                 return path, refused

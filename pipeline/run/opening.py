@@ -44,7 +44,13 @@ from verizero.pipeline.run.build import (
     first_model_path,
     num_parameters_of,
 )
-from verizero.pipeline.run.choose_checkpoint import changed_at, choose_checkpoint, fingerprints, write_stages_file
+from verizero.pipeline.run.choose_checkpoint import (
+    changed_at,
+    choose_checkpoint,
+    fingerprints,
+    newest_folder,
+    write_stages_file,
+)
 from verizero.pipeline.run.data import RunData, prepare_data
 from verizero.pipeline.run.episodes import build_episodes, check_template
 from verizero.pipeline.run.graders import bind_grader, build_graders
@@ -171,7 +177,9 @@ def open_session(
     """
     prints = fingerprints(config, data, base_dir) if ranks.is_first else []
     # Rank 0 decides alone: the others could see another newest checkpoint, or one that is being moved.
-    start = ranks.decide_on_first(lambda: choose_checkpoint(folder, resume, progress, prints))
+    newest = ranks.decide_on_first(lambda: newest_folder(folder, resume))
+    digests = checkpoint.shared_digests(newest, ranks)
+    start = ranks.decide_on_first(lambda: choose_checkpoint(folder, resume, progress, prints, digests))
     graders, isolation = build_graders(config, data, base_dir, progress)
     state = RunState() if start is None else read_state(start)
     if start is not None and changed_at(folder, start):
@@ -273,7 +281,7 @@ def take_policy_of(run: Run, backend: Backend, state: RunState, start: str) -> N
     end = None if start == BASE else run.folder / "checkpoints" / f"{state.stage_ends[start]:08d}"
     if end is not None:
         # Checked here, as it may be much older than the one that the run resumed from.
-        checkpoint.require(end)
+        checkpoint.require(end, run.ranks)
     load_weights(run, backend, end)
     # Other weights need another version, or the engine would be trusted to have them already.
     state.policy_version += 1

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -72,7 +72,7 @@ def save(session: Session) -> None:
     try:
         if run.ranks.is_first:
             keep = session.setup.config.checkpoint.keep
-            finish_writing = checkpoint.save(
+            finish_writing: Callable[[], Any] | None = checkpoint.save(
                 root, number, write, keep, {*state.stage_ends.values(), *kept_for_rollback}
             )
         else:

@@ -86,7 +86,7 @@ class Workers:
     """
     writer: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "checkpoint"))
     """The thread that ends checkpoints in the background."""
-    unfinished: Future[None] | None = None
+    unfinished: Future[Any] | None = None
     """The end of the last checkpoint, if it is in the background."""
 
     @property

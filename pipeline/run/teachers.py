@@ -121,7 +121,7 @@ def _made(
     path = teacher.path
     if path is None:  # the policy that a stage left
         end = checkpoint.path_of(run.folder / "checkpoints", state.stage_ends[teacher.stage or ""])
-        checkpoint.require(end)
+        checkpoint.require(end, run.ranks)
         path = str(end / "model")
     return ModelTeacher(load_model(path, config.model.dtype, str(backend.model.device)))
 

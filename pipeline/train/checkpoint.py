@@ -12,18 +12,35 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from verizero.pipeline.errors import CheckpointError
 from verizero.pipeline.host.disk import disk_errors, replace_folder
 
+if TYPE_CHECKING:
+    from verizero.pipeline.train.ranks import Ranks
+
 MANIFEST = "manifest.json"
 FORMAT = 1
-FinishWriting = Callable[[], None]
-"""Does the rest of writing a checkpoint while training continues; another thread may call it."""
+READERS = 8
+"""Files that a process reads at once. SHA-256 takes a core for each, and disks are faster than one."""
+Seal = dict[str, int | str]
+"""Bytes and SHA-256 of a file."""
+Digests = Mapping[Path, str]
+"""SHA-256 by file."""
+NO_DIGESTS: Digests = {}
+FinishWriting = Callable[[], Mapping[str, Seal]]
+"""Does the rest of writing a checkpoint while training continues; another thread may call it.
+
+Returns the seals, by name, of the files that the ranks which wrote them have read for that.
+"""
+K = TypeVar("K")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +58,7 @@ class Unusable:
 
 def save(
     root: Path, serial: int, write: Callable[[Path], FinishWriting | None], keep: int, kept: Set[int] = frozenset()
-) -> FinishWriting | None:
+) -> Callable[[], Any] | None:
     """Write checkpoint `serial` under `root` with `write(folder)`, atomically; then delete old ones.
 
     The newest `keep` stay, and those whose serials are in `kept`. If `write` returns a function that finishes the
@@ -58,9 +75,7 @@ def save(
 
     def finish() -> None:
         with rename_at_end:
-            if finish_writing is not None:
-                finish_writing()
-            _seal_folder(folder, serial)
+            _seal_folder(folder, serial, {} if finish_writing is None else finish_writing())
         with disk_errors(doing):
             # The rename itself is on disk only once the parent folder is.
             _sync(root)
@@ -79,17 +94,42 @@ def path_of(root: Path, serial: int) -> Path:
     return root / f"{serial:08d}"
 
 
-def damage_of(path: Path) -> Unusable | None:
-    """Return why the checkpoint at `path` cannot be used; None if it is whole."""
+def shared_digests(checkpoint: Path | None, ranks: Ranks) -> Digests:
+    """Return the digests of the checkpoint's files, each read by one rank. All ranks must call it.
+
+    Those that cannot be read are left out. With one rank there are none: `damage_of` reads what it is not given.
+    """
+    if ranks.size == 1 or checkpoint is None:
+        return {}
+
+    def largest_first() -> list[Path]:
+        try:
+            return sorted((checkpoint / name for name in _files(checkpoint)), key=lambda p: (-p.stat().st_size, p))
+        except OSError:
+            return []
+
+    def digest(path: Path) -> str | None:
+        try:
+            return _digest(path)
+        except OSError:
+            return None
+
+    mine = ranks.decide_on_first(largest_first)[ranks.rank :: ranks.size]
+    read = ranks.gather(_at_once(digest, mine))
+    return {path: found for part in read for path, found in part.items() if found is not None}
+
+
+def damage_of(path: Path, digests: Digests = NO_DIGESTS) -> Unusable | None:
+    """Return why the checkpoint at `path` cannot be used; None if it is whole. digests: those that are known."""
     try:
-        return _damage_of_readable(path)
+        return _damage_of_readable(path, digests)
     except OSError as exc:
         # No damage: a disk that is not mounted, a permission, a network that is down.
         unread = exc.filename or path
         return Unusable(path, f"{unread} cannot be read ({exc.strerror or exc})", is_damaged=False)
 
 
-def _damage_of_readable(path: Path) -> Unusable | None:
+def _damage_of_readable(path: Path, digests: Digests) -> Unusable | None:
     if not stat.S_ISDIR(path.stat().st_mode):
         return Unusable(path, "it is a file, not a folder")
     present = set(_files(path))
@@ -111,11 +151,13 @@ def _damage_of_readable(path: Path) -> Unusable | None:
         return Unusable(path, f"{missing[0]} is missing")
     if extra := sorted(present - set(files) - {MANIFEST}):
         return Unusable(path, f"{extra[0]} is not in its manifest")
-    for name, (size, digest) in files.items():
-        # Size before digest: a torn file is refused without reading it.
+    # Sizes before digests: a torn file is refused without reading any.
+    for name, (size, _) in files.items():
         if (size_now := (path / name).stat().st_size) != size:
             return Unusable(path, f"{name} has {size_now} bytes, its manifest says {size}")
-        if _digest(path / name) != digest:
+    found = {**digests, **_at_once(_digest, {path / name for name in files} - digests.keys())}
+    for name, (_, digest) in files.items():
+        if found[path / name] != digest:
             return Unusable(path, f"{name} was changed after it was written (SHA-256 differs)")
     return None
 
@@ -133,9 +175,10 @@ def _files(folder: Path) -> Iterator[str]:
             yield str(path.relative_to(folder))
 
 
-def require(path: Path) -> None:
-    """Raise CheckpointError if the checkpoint at `path` cannot be used."""
-    damage = damage_of(path)
+def require(path: Path, ranks: Ranks) -> None:
+    """Raise CheckpointError if the checkpoint at `path` cannot be used. All ranks must call it."""
+    digests = shared_digests(path, ranks)
+    damage = ranks.decide_on_first(lambda: damage_of(path, digests))
     if damage is not None:
         remedy = "delete it, or start from another one" if damage.is_damaged else "make it readable"
         raise CheckpointError(f"checkpoint {path}: {damage.reason}; {remedy}")
@@ -156,9 +199,22 @@ def checkpoint_folders(root: Path) -> list[Path]:
     return sorted((root / n for n in names if n.isascii() and n.isdecimal()), key=lambda p: int(p.name), reverse=True)
 
 
-def _seal_folder(folder: Path, serial: int) -> None:
-    """Write the manifest of a checkpoint, and sync all files and folders in it to disk."""
-    files = {str(p.relative_to(folder)): _seal(p) for p in sorted(folder.rglob("*")) if p.is_file()}
+def seals(folder: Path, paths: Iterable[Path]) -> dict[str, Seal]:
+    """Sync files of a checkpoint's folder to disk, and return their seals by name."""
+    return {str(path.relative_to(folder)): seal for path, seal in _at_once(_seal, paths).items()}
+
+
+def _at_once(act: Callable[[K], T], keys: Iterable[K]) -> dict[K, T]:
+    """Return what `act` returns for each, of which READERS are under way at a time. Raises its first error."""
+    listed = list(keys)
+    with ThreadPoolExecutor(READERS) as pool:
+        return dict(zip(listed, pool.map(act, listed), strict=True))
+
+
+def _seal_folder(folder: Path, serial: int, known: Mapping[str, Seal]) -> None:
+    """Write the manifest of a checkpoint, and sync all files and folders in it to disk. known: seals of some files."""
+    rest = [p for p in sorted(folder.rglob("*")) if p.is_file() and str(p.relative_to(folder)) not in known]
+    files = {**known, **seals(folder, rest)}
     manifest = folder / MANIFEST
     manifest.write_text(json.dumps({"format": FORMAT, "serial": serial, "files": files}, indent=1, sort_keys=True))
     _sync(manifest)
@@ -168,7 +224,7 @@ def _seal_folder(folder: Path, serial: int) -> None:
     _sync(folder)
 
 
-def _seal(path: Path) -> dict[str, int | str]:
+def _seal(path: Path) -> Seal:
     _sync(path)
     return {"bytes": path.stat().st_size, "sha256": _digest(path)}
 

@@ -30,7 +30,7 @@ from verizero.pipeline.models.quantized import divisible, with_rest
 from verizero.pipeline.models.saved_names import as_saved, hashed, on_meta, pieces, sum_of_bits, without_memory
 from verizero.pipeline.models.scalar_head import Head, of_one_label
 from verizero.pipeline.models.streamed import Files, Streamed, weights_of
-from verizero.pipeline.train.checkpoint import FinishWriting
+from verizero.pipeline.train.checkpoint import FinishWriting, Seal, seals
 from verizero.pipeline.train.device import fixed_order
 from verizero.pipeline.train.optimizer import adamw, checked_norm, clipped_step
 from verizero.pipeline.train.ranks import Ranks, collective_errors, join_alone
@@ -400,14 +400,30 @@ def write_tensors(tensors: Mapping[str, Any], folder: Path, group: Any = None) -
         )
     assert isinstance(writing, Future)
 
-    def finish_writing() -> None:
+    def finish_writing() -> Mapping[str, Seal]:
         try:
             with collective_errors(), _own_errors():
                 writing.result()
         finally:
             stager.close()  # else its copies of the weights stay until the collector finds them
+        return _seals_of_ranks(folder, group)
 
     return finish_writing
+
+
+def _seals_of_ranks(folder: Path, group: Any) -> Mapping[str, Seal]:
+    """Return the seals of all shards in `folder`, each read by the rank that wrote it. Every rank must call it."""
+    try:
+        mine: Any = seals(folder.parent, folder.glob(f"__{dist.get_rank(group)}_*"))
+    except OSError as exc:  # the others wait for an answer
+        mine = exc
+    found: list[Any] = [None] * dist.get_world_size(group)
+    with collective_errors():
+        dist.all_gather_object(found, mine, group=group)
+    for part in found:
+        if isinstance(part, OSError):
+            raise part
+    return {name: seal for part in found for name, seal in part.items()}
 
 
 @contextmanager

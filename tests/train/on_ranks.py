@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
 import torch
 from torch._dynamo.utils import counters
 
@@ -37,7 +38,7 @@ from tests.train.live_rank import bytes_of_base, bytes_of_weights
 from verizero.pipeline.checks.plan.memory import resident
 from verizero.pipeline.checks.plan.shape import from_settings
 from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
-from verizero.pipeline.errors import NonFiniteError
+from verizero.pipeline.errors import CheckpointError, NonFiniteError
 from verizero.pipeline.models import compiled
 from verizero.pipeline.models.forward import Replay
 from verizero.pipeline.models.kernels import log_probs
@@ -50,6 +51,7 @@ from verizero.pipeline.rl.divergences import Objective
 from verizero.pipeline.rollout.torch_engine import TorchEngine
 from verizero.pipeline.run.rollouts import gather_groups, share_of
 from verizero.pipeline.scoring.score import GradingTally
+from verizero.pipeline.train import checkpoint
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.distillation import ModelTeacher, ReferenceTeacher, distill_update
 from verizero.pipeline.train.preference import PreferenceBatch, PreferenceSettings, preference_update, side_logprobs
@@ -390,6 +392,35 @@ def of_bits(ranks: Ranks, root: Path) -> dict[str, Any]:
     }
 
 
+def sealed(ranks: Ranks, root: Path) -> dict[str, Any]:
+    """A shard is hashed by the rank that wrote it, each file is checked by one rank, and a damaged one is named."""
+    folder, read, plain = root / "00000007", list[Path](), checkpoint._digest
+    lesson = LESSONS["grpo"]
+    backend = lesson.begin(lesson.backend(ranks, TrainConfig(device="cpu", **FSDP)))
+    folder.mkdir(exist_ok=True)
+    checkpoint._digest = lambda path: read.append(path) or plain(path)
+    try:
+        finish = backend.save(folder, save, in_background=True)
+        known = finish() if finish is not None else {}
+        shards = sorted((folder / "shards").glob("__*"))
+        assert known.keys() == {f"shards/{p.name}" for p in shards}
+        assert {p.name[:3] for p in read} == {f"__{ranks.rank}"}
+        if ranks.is_first:
+            checkpoint._seal_folder(folder, 7, known)
+        ranks.barrier()
+        read.clear()
+        checkpoint.require(folder, ranks)
+        assert sum(ranks.gather(len(read))) == sum(p.is_file() for p in folder.rglob("*")) > len(shards) + 3
+    finally:
+        checkpoint._digest = plain
+    if ranks.is_first:
+        shards[-1].write_bytes(shards[-1].read_bytes()[:-1] + b"?")
+    ranks.barrier()
+    with pytest.raises(CheckpointError, match=f"shards/{shards[-1].name} was changed"):
+        checkpoint.require(folder, ranks)
+    return {"seals": {}}
+
+
 def planned(settings: Any) -> float:
     """What a plan counts of them on each of two GPUs."""
     model = {"quantize": "nf4", "dtype": "float32"}
@@ -537,7 +568,7 @@ TRAINERS = {
             ({**FSDP, **CHEAP}, ["grpo", "adapters of experts"]),
             ({**FSDP, **CHEAP, **OFFLOADED}, ["critic", "bits"]),
         ],
-        [sums, packed_and_compiled, of_bits],
+        [sums, packed_and_compiled, of_bits, sealed],
     ),
     "fsdp, more ranks": Trainer([(FSDP, ["grpo"]), ({**FSDP, **OFFLOADED}, ["grpo"])]),
     "deepspeed": Trainer(

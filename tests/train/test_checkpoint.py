@@ -15,6 +15,7 @@ from verizero.pipeline.errors import CheckpointError, RunError
 from verizero.pipeline.host.disk import PARTIAL
 from verizero.pipeline.run.choose_checkpoint import newest_whole
 from verizero.pipeline.train.checkpoint import MANIFEST, Unusable, damage_of, path_of, require, save
+from verizero.pipeline.train.ranks import ALONE
 
 FILES = {
     "state.json": b'{"step": %d}',
@@ -117,6 +118,7 @@ def test_what_is_still_to_be_written_ends_in_another_thread(tmp_path):
                 if fails:
                     raise OSError(errno.ENOSPC, "No space left on device")
                 (folder / "empty").write_bytes(b"")
+                return {}
 
             return rest
 
@@ -233,7 +235,7 @@ def test_what_was_tampered_with_is_refused_by_name_and_the_one_before_it_used(ca
     for i in (1, 2, 3):
         save(tmp_path, i, writer(i), keep=3)
     whole = tmp_path / "00000003"
-    require(whole)
+    require(whole, ALONE)
     tamper(whole)
     found, refused = newest_whole(tmp_path)
     assert found == tmp_path / "00000002"
@@ -241,7 +243,7 @@ def test_what_was_tampered_with_is_refused_by_name_and_the_one_before_it_used(ca
     assert [r.path for r in refused] == [whole]
     assert reason in refused[0].reason
     with pytest.raises(CheckpointError, match=r"00000003.*delete it, or start from another one"):
-        require(whole)
+        require(whole, ALONE)
     save(tmp_path, 3, writer(3), keep=3)  # written again in its place
     assert newest_whole(tmp_path) == (whole, [])
 

@@ -41,7 +41,7 @@ class TestRanks:
 
     def test_of_fsdp(self, tmp_path):
         pytest.importorskip("bitsandbytes")
-        check(run(PROGRAM, 2, "fsdp", str(tmp_path)), num_lessons("fsdp") + 3)
+        check(run(PROGRAM, 2, "fsdp", str(tmp_path)), num_lessons("fsdp") + 4)
 
     def test_of_fsdp_in_any_number(self, tmp_path):
         """Rows of weights do not divide evenly among four; and one continues what four have written."""

@@ -1,7 +1,5 @@
 """A grader that throws a coin: half of all responses are right, whatever they say."""
 
-from __future__ import annotations
-
 import hashlib
 
 from verizero.pipeline.types import Attempt, Verdict
