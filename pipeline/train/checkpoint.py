@@ -116,7 +116,7 @@ def shared_digests(checkpoint: Path | None, ranks: Ranks) -> Digests:
 
     mine = ranks.decide_on_first(largest_first)[ranks.rank :: ranks.size]
     read = ranks.gather(_at_once(digest, mine))
-    return {path: found for part in read for path, found in part.items() if found is not None}
+    return {path: digested for part in read for path, digested in part.items() if digested is not None}
 
 
 def damage_of(path: Path, digests: Digests = NO_DIGESTS) -> Unusable | None:
@@ -155,9 +155,9 @@ def _damage_of_readable(path: Path, digests: Digests) -> Unusable | None:
     for name, (size, _) in files.items():
         if (size_now := (path / name).stat().st_size) != size:
             return Unusable(path, f"{name} has {size_now} bytes, its manifest says {size}")
-    found = {**digests, **_at_once(_digest, {path / name for name in files} - digests.keys())}
+    digested = {**digests, **_at_once(_digest, {path / name for name in files} - digests.keys())}
     for name, (_, digest) in files.items():
-        if found[path / name] != digest:
+        if digested[path / name] != digest:
             return Unusable(path, f"{name} was changed after it was written (SHA-256 differs)")
     return None
 

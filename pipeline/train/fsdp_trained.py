@@ -417,13 +417,13 @@ def _seals_of_ranks(folder: Path, group: Any) -> Mapping[str, Seal]:
         mine: Any = seals(folder.parent, folder.glob(f"__{dist.get_rank(group)}_*"))
     except OSError as exc:  # the others wait for an answer
         mine = exc
-    found: list[Any] = [None] * dist.get_world_size(group)
+    by_rank: list[Any] = [None] * dist.get_world_size(group)
     with collective_errors():
-        dist.all_gather_object(found, mine, group=group)
-    for part in found:
+        dist.all_gather_object(by_rank, mine, group=group)
+    for part in by_rank:
         if isinstance(part, OSError):
             raise part
-    return {name: seal for part in found for name, seal in part.items()}
+    return {name: seal for part in by_rank for name, seal in part.items()}
 
 
 @contextmanager

@@ -190,8 +190,8 @@ def serving(folder: Path) -> Iterator[Served]:
     server = Served(folder)
     try:
         server.wait()
+        until(lambda: len(server.processes()) >= 2, "the server and the runner")
         mine = server.processes()
-        assert len(mine) >= 2, "the server and the runner"
         assert not [words for p, words, variables in others() if p in mine and f"\0{ROOM}=" not in variables], "forks"
         yield server
     finally:
