@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -164,8 +165,11 @@ def run_deployments(parent: int) -> None:
     health = f"{os.environ['PREFECT_API_URL']}/health"
     while not answers(health):  # no deadline: the parent has one, and ends us
         time.sleep(LOOK_EVERY_S)
+    # Prefect's own place is one folder for all users of a machine, in which only the first of them may write.
+    tempfile.tempdir = os.environ["PREFECT_HOME"]
     # By default Prefect pauses every schedule when a runner ends, and nothing resumes them.
     runner = Runner(name="verizero", pause_on_shutdown=False)
+    tempfile.tempdir = None
     for deployment in deployments:
         runner.add_deployment(deployment)
     register_automation()

@@ -40,6 +40,7 @@ def test_every_flow_is_deployed_with_its_form(served):
     assert served.deployment("rl-rounds")["global_concurrency_limit"]["limit"] == 1
     names = {a["name"]: a["enabled"] for a in served.post("/automations/filter")}
     assert names["verizero: silent runs have crashed"]
+    until((served.folder / "home" / "runner_storage").is_dir, "the runner's folder, for each user one")
 
 
 def test_a_wrong_value_fails_the_run_before_it_begins(served):
