@@ -50,7 +50,7 @@ class Machine:
 def examine(config: RunConfig | None = None, base: Path | None = None) -> Machine:
     """Examine this machine: look up packages, import Prefect's server, and try what the sandbox's walls forbid.
 
-    A GPU that torch cannot use is required, unless the recipe trains on the CPU.
+    If there is a GPU, torch must be able to use it, unless the recipe trains on the CPU.
     With a recipe (`base` is its folder) its engine, its backend and a sandbox at its level are required too.
     Raises: DataError where the recipe's rows cannot be read.
     """
@@ -60,9 +60,9 @@ def examine(config: RunConfig | None = None, base: Path | None = None) -> Machin
     python = Checked("python", True, platform.python_version())
     checks = (python, *packages, _prefect_server(), *_devices(), *sandbox_checks(level), *_extras())
     on_cpu = config is not None and config.train.device == "cpu"
-    # who has a GPU wants it to train, and not the CPU a hundred times slower; who has none reads so and may train
-    broken_gpu = frozenset(c.name for c in checks if c.name == "gpu" and c.findings and not on_cpu)
-    return Machine(checks, REQUIRED | needed | broken_gpu)
+    # Without an error the CPU would train in place of a GPU that is there. Where none is, the CPU is meant.
+    is_broken = any(c.name == "gpu" and c.findings for c in checks)
+    return Machine(checks, REQUIRED | needed | ({"gpu"} if is_broken and not on_cpu else set()))
 
 
 def needs(config: RunConfig, base: Path) -> frozenset[str]:

@@ -30,8 +30,8 @@ def for_machine(config: RunConfig, num_ranks: int, device: str, has_vllm: bool |
         half = with_changes(config, "model", dtype="bfloat16")
         config = half if on_gpu and is_allowed(half) else with_changes(config, "model", dtype="float32")
     if config.rollout.engine == "auto":
-        takes_vllm = has_vllm is not False and wants_vllm(config, device) and (has_vllm or is_vllm_installed())
-        config = with_changes(config, "rollout", engine="vllm" if takes_vllm else "torch")
+        has_vllm = is_vllm_installed() if has_vllm is None else has_vllm
+        config = with_changes(config, "rollout", engine="vllm" if has_vllm and wants_vllm(config, device) else "torch")
     return config
 
 

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from verizero.pipeline.errors import CheckpointError
 from verizero.pipeline.host.disk import disk_errors, replace_folder
@@ -39,7 +39,6 @@ FinishWriting = Callable[[], Mapping[str, Seal]]
 
 Returns the seals, by name, of the files that the ranks which wrote them have read for that.
 """
-K = TypeVar("K")
 T = TypeVar("T")
 
 
@@ -58,7 +57,7 @@ class Unusable:
 
 def save(
     root: Path, serial: int, write: Callable[[Path], FinishWriting | None], keep: int, kept: Set[int] = frozenset()
-) -> Callable[[], Any] | None:
+) -> Callable[[], None] | None:
     """Write checkpoint `serial` under `root` with `write(folder)`, atomically; then delete old ones.
 
     The newest `keep` stay, and those whose serials are in `kept`. If `write` returns a function that finishes the
@@ -204,9 +203,9 @@ def seals(folder: Path, paths: Iterable[Path]) -> dict[str, Seal]:
     return {str(path.relative_to(folder)): seal for path, seal in _at_once(_seal, paths).items()}
 
 
-def _at_once(act: Callable[[K], T], keys: Iterable[K]) -> dict[K, T]:
-    """Return what `act` returns for each, of which READERS are under way at a time. Raises its first error."""
-    listed = list(keys)
+def _at_once(act: Callable[[Path], T], paths: Iterable[Path]) -> dict[Path, T]:
+    """Return what `act` returns for each path, READERS of them at a time. Raises its first error."""
+    listed = list(paths)
     with ThreadPoolExecutor(READERS) as pool:
         return dict(zip(listed, pool.map(act, listed), strict=True))
 

@@ -1,23 +1,20 @@
 """Diagnoses of other trainers' logs: recorded runs of TRL, and files that loggers of verl and W&B have written."""
 
 import json
-import lzma
 import math
 import os
 import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import time
-from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from torch.utils.tensorboard import SummaryWriter
 
-from tests.checks.recorded import OF_TRL, cause_of, of_trl
+from tests.checks.recorded import OF_TRL, cause_of, of_trl, unpack
 from tests.source import ROOT
 from tests.test_documents import block, imported
 from verizero.pipeline.checks.cause import CAUSES
@@ -34,9 +31,7 @@ OUR_WORDS = re.compile(r"--set|rollouts\.jsonl|metrics\.jsonl|recipe|run\.json|d
 
 @pytest.fixture(scope="module")
 def formats(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("formats")
-    with lzma.open(FORMATS) as file, tarfile.open(fileobj=BytesIO(file.read())) as tar:
-        tar.extractall(folder)  # of our own; Debian 12's Python knows no filter
+    folder = unpack(FORMATS, tmp_path_factory.mktemp("formats"))
     with SummaryWriter(folder / "tensorboard") as events:  # as transformers calls it
         events.add_text("args", json.dumps({"max_completion_length": 256, "num_generations": 8}))
         for row in json.loads((folder / "wandb_exports" / "list.json").read_text()):

@@ -98,6 +98,7 @@ def test_an_open_run_has_a_backend_of_its_own(tmp_path):
 
 def test_a_run_says_where_it_is_slower_than_the_machine(monkeypatch):
     real = parse(merge(TREE, {"model": {"create": None, "path": "Qwen/Qwen3-8B"}, "train": {"device": "auto"}}))
+    monkeypatch.setattr("verizero.pipeline.run.opening.unused_driver", lambda: None)
     assert list(surprises(real, "cpu")) == []
     monkeypatch.setattr("verizero.pipeline.run.opening.is_vllm_installed", lambda: False)
     (line,) = surprises(real, "cuda")
