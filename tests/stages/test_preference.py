@@ -70,7 +70,8 @@ def test_parts_have_their_own_pairs_and_each_its_own_reference_also_after_a_brea
     tmp_path: Path, every_part: bool, breaks: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("verizero.pipeline.stages._epochs.CHUNK_STEPS", 2)
-    config = recipe(start(), parts=2, sampled={**SAMPLED, "every_part": every_part})
+    # Of 30 prompts, so that none comes twice.
+    config = recipe(start(), parts=2, sampled={**SAMPLED, "prompts": 15, "every_part": every_part})
     if breaks:
         goes_on_as_if_never_broken(config, tmp_path, breaks)
     else:
