@@ -1,6 +1,7 @@
 """Nothing of one run reaches the next one of its worker: not at any level, and not past one wall that is missing."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,6 +10,7 @@ from tests.sandbox.conftest import LEVEL_2
 from tests.sandbox.processes import as_nobody
 from verizero import sandbox
 from verizero.sandbox.worker import kernel, seccomp
+from verizero.sandbox.worker.walls import LAST_READ_S, clear
 
 NO_SECCOMP = ("namespaces", "landlock", "uid", "cgroup")
 NO_LANDLOCK = ("namespaces", "seccomp", "uid", "cgroup")
@@ -42,7 +44,7 @@ LOOKS_AT_NUMBERS = LOOKS + "print(of_folder.st_ino, os.fstat(os.open('a', os.O_C
 def test_a_program_learns_nothing_of_others_from_its_folder(level):
     looks = LOOKS_AT_NUMBERS if level.isolation.level == 3 else LOOKS
     expected = sandbox.execute(looks, pool=level).stdout
-    assert expected.split()[:4] == ["0", "0", "1", "-1"]
+    assert expected.split()[:4] == ["0", f"{LAST_READ_S}000000000", "1", "-1"]
     assert level.isolation.level < 3 or expected.split()[-1] == "sandbox", expected
     for leaves in (
         "import os\nfor i in range(50): open(f'{i}', 'w').close(); os.remove(f'{i}')",
@@ -52,6 +54,13 @@ def test_a_program_learns_nothing_of_others_from_its_folder(level):
     ):
         sandbox.execute(leaves, pool=level)
         assert sandbox.execute(looks, pool=level).stdout == expected, leaves
+
+
+def test_who_lists_a_folder_leaves_no_time_in_it(tmp_path):
+    """A process of the machine may, where the folder is one of the machine's."""
+    clear(SimpleNamespace(has_namespaces=False, scratch=str(tmp_path)), 1)
+    assert os.listdir(tmp_path) == []
+    assert tmp_path.stat().st_atime == LAST_READ_S
 
 
 @pytest.mark.run
