@@ -13,7 +13,7 @@ from verizero.pipeline.errors import ConfigError
 
 
 class Loader(yaml.SafeLoader):
-    """Safe YAML where a repeated key is an error, and 3e-4 is a number (YAML 1.1 reads it as text)."""
+    """Safe YAML where a repeated key is an error, and as in YAML 1.2 3e-4 is a number, and `on` and `off` are words."""
 
 
 def _mapping(loader: Loader, node: yaml.MappingNode, deep: bool = False) -> dict[str, Any]:
@@ -34,6 +34,10 @@ Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
 Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"), list("-+0123456789.")
 )
+
+for letter in "oOyYnN":
+    known = Loader.yaml_implicit_resolvers[letter]
+    Loader.yaml_implicit_resolvers[letter] = [(tag, word) for tag, word in known if tag != "tag:yaml.org,2002:bool"]
 
 
 def read_yaml(text: str, name: str) -> Any:

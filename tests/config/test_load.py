@@ -107,6 +107,13 @@ class TestYaml:
     def test_what_only_looks_like_one_stays_text(self, tmp_path, text):
         assert read_tree(write(tmp_path, top=f"a: {text}\n") / "top.yaml") == {"a": text.strip("'")}
 
+    def test_words_that_fields_take_are_words(self, tmp_path):
+        text = "a: [on, off, No, y, true, False]\n"
+        assert read_tree(write(tmp_path, top=text) / "top.yaml") == {"a": ["on", "off", "No", "y", True, False]}
+        config = parse(TREE, ["train.packing=off", "rollout.parity={action: off}", "train.deterministic=no"])
+        assert (config.train.packing, config.rollout.parity.action) == ("off", "off")
+        assert config.train.deterministic is False
+
     @pytest.mark.parametrize(
         ("text", "key", "line"),
         [("a: 1\nb: 2\na: 3\n", "a", 3), ("a:\n  b: 1\n  b: 1\n", "b", 3), ("1: x\n'1': y\n", "1", 2)],
