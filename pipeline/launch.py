@@ -217,6 +217,8 @@ def join_as_rank(config: LaunchConfig, folder: Path) -> int:
     for ours, theirs in (("RANK", "SLURM_PROCID"), ("WORLD_SIZE", "SLURM_NTASKS"), ("LOCAL_RANK", "SLURM_LOCALID")):
         if ours not in os.environ and theirs in os.environ:
             os.environ[ours] = os.environ[theirs]
+    if config.kind != "none":
+        os.environ.setdefault("LOCAL_WORLD_SIZE", str(config.gpus_per_node))
     leave_safe_path()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Python would hear it only after the collective that it waits in
     rank, logs = int(os.environ.get("RANK", "0")), folder / "logs"

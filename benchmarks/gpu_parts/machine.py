@@ -81,7 +81,7 @@ def settings_of(name: str) -> tuple[str, dict[str, Any]]:
     """Return the architecture and the sizes of a model by its name, e.g. Qwen/Qwen3-0.6B, without a download."""
     if name == "small":
         return "qwen2", SMALL
-    from verizero.pipeline.checks.plan.shape import SHAPES
+    from verizero.pipeline.plan.shape import SHAPES
 
     shape = SHAPES[name]
     return "qwen3" if shape.qk_norm else "qwen2", {

@@ -45,9 +45,9 @@ def memory(machine: Machine) -> Iterator[Row]:
 
 def planned_gib(config: Any) -> dict[str, float]:
     """Return the plan's parts on one GPU, of its update and of its generation."""
-    from verizero.pipeline.checks.plan.devices import DEVICES
-    from verizero.pipeline.checks.plan.memory import generating, memory
-    from verizero.pipeline.checks.plan.shape import shape_of
+    from verizero.pipeline.plan.devices import DEVICES
+    from verizero.pipeline.plan.memory import generating, memory
+    from verizero.pipeline.plan.shape import shape_of
 
     shape = shape_of(config)
     parts = memory(config, shape, 1) | generating(config, shape, 1, DEVICES["h100"])

@@ -40,8 +40,8 @@ def show_plans(
     config: RunConfig, gpus: int, gpu: str, mean_share: float = 0.5, mean_prompt: float | None = None
 ) -> int:
     """Print the plans, and return the status of the command; the rest is as in `plans`. Raises: ConfigError."""
-    from verizero.pipeline.checks.plan.devices import CPU
-    from verizero.pipeline.checks.plan.estimate import lines_on_cpu, plan_lines, plans
+    from verizero.pipeline.plan.devices import CPU
+    from verizero.pipeline.plan.estimate import lines_on_cpu, plan_lines, plans
 
     if gpu == CPU.name:
         show("\n".join(lines_on_cpu(config)))

@@ -8,8 +8,10 @@ from typing import Any
 
 from verizero.pipeline.config.rates import learning_rate
 from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.config.sections import TrainConfig
 from verizero.pipeline.config.stages import StageSection
 from verizero.pipeline.config.yaml_reader import merge
+from verizero.pipeline.errors import ConfigError
 
 
 def for_machine(config: RunConfig, num_ranks: int, device: str, has_vllm: bool | None = None) -> RunConfig:
@@ -58,6 +60,29 @@ def is_allowed(config: RunConfig) -> bool:
 def with_changes(config: RunConfig, section: str, **changes: Any) -> RunConfig:
     """Return the recipe with other values of fields of a section."""
     return config.model_copy(update={section: getattr(config, section).model_copy(update=changes)})
+
+
+STATE_BYTES = 16
+"""Bytes of a parameter that FSDP trains: its float32 master, its gradient and two moments."""
+STATE_SHARE = 0.25
+"""The largest share of a GPU's memory for these: the rest is for activations, a reference, a critic and the engine."""
+
+
+def num_replicas(train: TrainConfig, num_parameters: int, memory: float, num_ranks: int, per_node: int) -> int:
+    """Return how many replicas FSDP has: as `train.replicas` says; for `auto` each on the fewest nodes that hold it.
+
+    memory: bytes of a GPU, 0 without one; per_node: ranks of a node. Raises: ConfigError for a number that does not
+    divide the ranks.
+    """
+    if train.replicas != "auto":
+        if num_ranks % train.replicas:
+            raise ConfigError(
+                f"train.replicas={train.replicas} does not divide {num_ranks} ranks; set a divisor, or auto"
+            )
+        return train.replicas
+    each = range(per_node, num_ranks, per_node)
+    holds = (n for n in each if num_ranks % n == 0 and num_parameters * STATE_BYTES / n <= STATE_SHARE * memory)
+    return num_ranks // next(holds, num_ranks)
 
 
 FAR = 10.0

@@ -35,7 +35,7 @@ class VllmConfig(ServerParams):
         gt=0,
         le=1,
         description="share of a GPU's memory for weights and cache; null: 0.9 for servers on GPUs of their "
-        "own, else 0.4",
+        "own; in process what the plan finds that the trainer leaves; else 0.4",
     )
     kv_cache_gib: float = Field(1.0, gt=0, description="size of the cache of keys and values on the CPU")
     enforce_eager: bool | None = Field(

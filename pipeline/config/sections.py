@@ -125,9 +125,16 @@ class TrainConfig(Section):
         description="fsdp, deepspeed: kept in the CPU's memory with the reference; optimizer: its state; all: weights "
         "too (deepspeed with zero: 3)",
     )
+    replicas: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        "auto",
+        description="fsdp: copies of the policy, each divided among as many ranks, whose gradients are added once an "
+        "update (HSDP); auto: on GPUs each on the fewest nodes that hold it, on the CPU 1",
+    )
     lora: LoraConfig | None = Field(None, description="train adapters on a frozen policy; null: train all weights")
-    gradient_checkpointing: bool = Field(
-        False, description="compute activations again in the backward pass, to save memory"
+    gradient_checkpointing: bool | Literal["auto"] = Field(
+        "auto",
+        description="compute activations again in the backward pass, to save memory; auto: on GPUs where the "
+        "plan finds no room without it",
     )
     device: Annotated[str, AfterValidator(check_device)] = Field("auto", description="auto, cpu, cuda or cuda:N")
     deterministic: bool = Field(
@@ -135,8 +142,10 @@ class TrainConfig(Section):
         description="on a GPU, kernels that give the same bytes each time, which may be slower; the CPU's always do",
     )
     threads: int | None = Field(None, ge=1, description="CPU threads; null: torch's choice")
-    micro_batch_tokens: int = Field(
-        4096, ge=1, description="most tokens, padding included, in one forward and backward pass"
+    micro_batch_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        "auto",
+        description="most tokens, padding included, in one forward and backward pass; auto: 4096, on GPUs up to 16384 "
+        "as the plan finds room",
     )
     packing: Literal["auto", "on", "off"] = Field(
         "auto",
@@ -156,6 +165,16 @@ class TrainConfig(Section):
         "auto: 1024 on a GPU for a policy whose logits are one product, else all",
     )
 
+    @property
+    def recomputes(self) -> bool:
+        """Activations are computed again in the backward pass; `auto` is no where no plan decides, as on the CPU."""
+        return self.gradient_checkpointing is True
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of a full micro-batch; `auto` is 4096 where no plan decides."""
+        return 4096 if self.micro_batch_tokens == "auto" else self.micro_batch_tokens
+
     @model_validator(mode="after")
     def _backend_can(self) -> TrainConfig:
         if self.compile == "on" and self.backend == "deepspeed":
@@ -167,6 +186,10 @@ class TrainConfig(Section):
         if self.backend in ("auto", "torch") and self.offload != "none":
             raise ValueError(
                 f"train.offload={self.offload} with train.backend={self.backend}; set train.backend: fsdp or deepspeed"
+            )
+        if self.replicas not in ("auto", 1) and self.backend not in ("auto", "fsdp"):
+            raise ValueError(
+                f"train.replicas={self.replicas} with train.backend={self.backend}; set train.backend: fsdp"
             )
         if self.backend == "deepspeed" and self.zero == 0:
             raise ValueError(

@@ -33,7 +33,7 @@ class ServerParams(Section):
     servers: int = Field(1, ge=1, description="number of servers that the run starts, if `urls` is empty")
     urls: tuple[str, ...] = Field((), description="addresses http://host:port of servers that already run")
     bucket_mib: int = Field(256, ge=1, description="servers: size of the pieces that weights are sent in")
-    concurrency: int = Field(64, ge=1, description="servers: most open requests to each, over all ranks")
+    concurrency: int = Field(256, ge=1, description="servers: most open requests to each, over all ranks")
     start_timeout_s: float = Field(600, gt=0, description="servers: seconds to wait for a started one to answer")
     request_timeout_s: float = Field(
         1200, gt=0, description="servers: seconds to wait for one response or one piece of weights"

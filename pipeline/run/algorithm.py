@@ -35,7 +35,7 @@ def resolve_parts(config: RunConfig, model: Any = None) -> Parts | None:
 
     parts = weighted(parts_of(section), config.scoring.weights)
     if model is not None:
-        check_routing(parts, model, config.rollout.engine, config.train.gradient_checkpointing)
+        check_routing(parts, model, config.rollout.engine, config.train.recomputes)
     longest = longest_response(config.rollout, config.episodes)
     return with_correction(parts, config.rollout, config.model.dtype).resolve(longest)
 

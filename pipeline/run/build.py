@@ -58,15 +58,19 @@ def first_model_path(config: RunConfig) -> str:
     return model_folder(config.model.path, Path(config.output), config.model.revision)
 
 
-def num_parameters_of(config: RunConfig) -> int:
-    """Return the number of parameters of the recipe's model, whose weights are not read. Raises: ConfigError."""
+def settings_of_policy(config: RunConfig) -> Any:
+    """Return the configuration of the recipe's model, whose weights are not read. Raises: ConfigError."""
     create = config.model.create
     if create is None:
         assert config.model.path is not None
-        return num_parameters(settings_of(config.model.path, config.model.revision))
+        return settings_of(config.model.path, config.model.revision)
     with boundary(ConfigError, f"model.create (model_type {create.model_type!r})"):
-        settings = settings_of_new(create.model_type, create.config, build_tokenizer(config))
-    return num_parameters(settings)
+        return settings_of_new(create.model_type, create.config, build_tokenizer(config))
+
+
+def num_parameters_of(config: RunConfig) -> int:
+    """Return the number of parameters of the recipe's model, whose weights are not read. Raises: ConfigError."""
+    return num_parameters(settings_of_policy(config))
 
 
 def build_tokenizer(config: RunConfig) -> Any:

@@ -37,6 +37,8 @@ from verizero.pipeline.train import checkpoint
 
 STAGES_FILE = "stages.json"
 """Name of the file that has the stages which were started, with their fingerprints."""
+TRAIN_MAY_CHANGE = frozenset({"gradient_checkpointing", "micro_batch_tokens", "replicas"})
+"""Fields of `train` that may change on resume: how an update is cut, not what it computes."""
 SANDBOX_MAY_CHANGE = frozenset({"min_level", "workers", "url", "token_env"})
 """Fields of `sandbox` that may change on resume: where programs run, not their limits."""
 STAGES_MAY_CHANGE = frozenset({"evaluate_every"})
@@ -349,6 +351,7 @@ def recipe_fields(view: RunConfig) -> dict[str, Any]:
     section = getattr(view, stage.kind)
     recipe = view.model_dump(mode="json")
     tree: dict[str, Any] = {name: recipe[name] for name in ("seed", "model", "train")}
+    tree["train"] = {k: v for k, v in tree["train"].items() if k not in TRAIN_MAY_CHANGE}
     tree["data"] = {"template": recipe["data"]["template"]}
     # Each section names what it reads, so a change elsewhere leaves the stage valid.
     tree |= {name: recipe[name] for name in sorted(section.reads & recipe.keys())}

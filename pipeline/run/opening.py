@@ -28,6 +28,10 @@ from verizero.pipeline.models.named import model_named
 from verizero.pipeline.models.quantized import library
 from verizero.pipeline.models.routing import num_experts
 from verizero.pipeline.models.streamed import model_on_meta
+from verizero.pipeline.plan.choice import by_plan, choices
+from verizero.pipeline.plan.devices import device_named
+from verizero.pipeline.plan.memory import GIB
+from verizero.pipeline.plan.shape import from_settings
 from verizero.pipeline.report.ended import ended_by, record_failure
 from verizero.pipeline.report.measures import watch_cores
 from verizero.pipeline.report.progress import Logged, Progress
@@ -43,6 +47,7 @@ from verizero.pipeline.run.build import (
     device_of,
     first_model_path,
     num_parameters_of,
+    settings_of_policy,
 )
 from verizero.pipeline.run.choose_checkpoint import (
     changed_at,
@@ -66,7 +71,7 @@ from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.deadline import SPARE_S, WATCH
 from verizero.pipeline.train.device import switched
 from verizero.pipeline.train.optimizer import check_kinds
-from verizero.pipeline.train.ranks import Ranks, join, leave
+from verizero.pipeline.train.ranks import Ranks, join, leave, ranks_of_node
 
 LOG = "run.log"
 """Name of the file in the run's folder that has every line which the run showed."""
@@ -87,6 +92,16 @@ def surprises(config: RunConfig, device: str) -> Iterator[str]:
         yield f"trains on the CPU: {why}; {remedy}"
     if wants_vllm(config, device) and not is_vllm_installed():
         yield "generates with the embedded engine: vLLM is faster, and is not installed; run make install-gpu"
+
+
+def on_gpus(config: RunConfig, ranks: Ranks, gpu: Any) -> RunConfig:
+    """Return the recipe with the plan's choice of what memory decides. gpu: torch's properties of this rank's GPU."""
+    try:
+        shape = from_settings(settings_of_policy(config).get_text_config())
+    except AttributeError:  # an architecture that names its sizes in another way: it is trained without a plan
+        return config
+    smallest = min(ranks.gather(gpu.total_memory)) / GIB
+    return by_plan(config, shape, ranks.size, device_named(gpu.name, smallest, ranks_of_node(ranks.size)))
 
 
 @contextmanager
@@ -111,6 +126,10 @@ def open_run(config: RunConfig, base_dir: Path, folder: Path, resume: Resume, pr
         config = for_machine(config, ranks.size, device)
         if leaves_rates_open(config):
             config = with_rates(config, num_parameters_of(config))
+        if device.startswith("cuda"):
+            before, config = config, on_gpus(config, ranks, torch.cuda.get_device_properties(device))
+            if words := choices(before, config):
+                surprising.append(f"chosen for auto by the plan: {' '.join(words)}")
         # Undone in reverse: first the session and its threads, the group of ranks last.
         stack.callback(leave)
         stack.push(WATCH.leave)

@@ -153,7 +153,7 @@ def distillation_term(
 def distill_settings(run: Run, config: RunConfig) -> DistillSettings:
     """Return the numbers of an update by distillation."""
     at_once = config.train.logits_chunk_tokens
-    return DistillSettings(run.pad_id, config.train.micro_batch_tokens, None if at_once == "auto" else at_once)
+    return DistillSettings(run.pad_id, config.train.most_tokens, None if at_once == "auto" else at_once)
 
 
 def distill_rows(

@@ -131,7 +131,7 @@ def train_tokens_until(
 
 def next_token_update(session: Session, batch: Sequence[Row], section: SftConfig | PretrainConfig) -> StepMetrics:
     """Do one optimiser step on the mean negative log-likelihood of all trained tokens of the batch."""
-    backend, most = session.workers.backend, session.setup.config.train.micro_batch_tokens
+    backend, most = session.workers.backend, session.setup.config.train.most_tokens
     rows = [(len(row.ids), row.num_trained) for row in batch]
     session.recorder.work.add("update", sum(n for n, _ in rows), update_flops(backend.model, rows))
     try:

@@ -39,7 +39,7 @@ def loss_of(setup: StageSetup) -> tuple[PreferenceParams, Loss]:
 def update_settings(run: Run, setup: StageSetup) -> PreferenceSettings:
     """Return the settings of updates on pairs; log-probs are those of the distribution that is sampled."""
     config = setup.config
-    return PreferenceSettings(run.pad_id, config.rollout.temperature, config.train.micro_batch_tokens)
+    return PreferenceSettings(run.pad_id, config.rollout.temperature, config.train.most_tokens)
 
 
 def make_rows(session: Session, item: Item, section: PreferenceConfig, wrap: PhaseWrapper) -> list[PreferenceRow]:

@@ -165,7 +165,7 @@ def train_on_rewards(
     settings = Settings(
         pad_id=run.pad_id,
         temperature=config.rollout.temperature,
-        micro_batch_tokens=config.train.micro_batch_tokens,
+        micro_batch_tokens=config.train.most_tokens,
         policy_version=state.policy_version,
         max_response_tokens=longest_response(config.rollout, config.episodes),
         with_reference=reference_config(setup).schedule != "none",

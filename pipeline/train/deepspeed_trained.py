@@ -251,7 +251,7 @@ class DeepSpeedTrained(Trained):
 
 def deepspeed_policy(model: Any, config: TrainConfig, ranks: Ranks) -> DeepSpeedTrained:
     """Return the policy `model`, divided by `train.zero`. Raises: ConfigError if DeepSpeed is not installed."""
-    if config.gradient_checkpointing:
+    if config.recomputes:
         recompute_activations(model)
     return DeepSpeedTrained(model, POLICY, ranks, config)
 

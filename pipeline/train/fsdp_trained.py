@@ -2,7 +2,9 @@
 
 Each rank has its rows of every weight, in float32 whatever the model's type, on a single rank too. A block's weights
 are gathered while the block computes, in the model's own number type, and gradients are summed over ranks in float32.
-With an engine that needs no module (vLLM), no rank ever has the whole model in memory. Source: arXiv:2304.11277.
+With an engine that needs no module (vLLM), no rank ever has the whole model in memory. On several nodes there may be
+replicas, each divided among neighbouring ranks, whose gradients are summed once an update. Source: arXiv:2304.11277,
+section 3.2.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from verizero.pipeline.config.auto import num_replicas
 from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
 from verizero.pipeline.errors import CheckpointError, ConfigError, boundary
 from verizero.pipeline.models.adapted_layers import plain_name
@@ -33,7 +36,7 @@ from verizero.pipeline.models.streamed import Files, Streamed, weights_of
 from verizero.pipeline.train.checkpoint import FinishWriting, Seal, seals
 from verizero.pipeline.train.device import fixed_order
 from verizero.pipeline.train.optimizer import adamw, checked_norm, clipped_step
-from verizero.pipeline.train.ranks import Ranks, collective_errors, join_alone
+from verizero.pipeline.train.ranks import ALONE, Ranks, collective_errors, join_alone, ranks_of_node
 from verizero.pipeline.train.trained import MOMENTS, POLICY, REFERENCE, AnyForward, Trained, mix_in
 
 SHARDS = "shards"
@@ -54,6 +57,12 @@ class Division:
     offload: bool
     """The CPU has the optimiser's state and updates the weights, and has a reference that waits."""
     compiling: Compiling | None
+    mesh: Any
+    """The ranks that divide this rank's replica."""
+    cpu_mesh: Any
+    """The same ranks, for tensors on the CPU."""
+    twins: Ranks
+    """The ranks that have the same rows in other replicas, and this one."""
 
 
 class FsdpTrained(Trained):
@@ -87,13 +96,14 @@ class FsdpTrained(Trained):
         """
         self._resting: dict[str, tuple[Tensor, int]] = {}
         """While they rest on the CPU: by name, this rank's rows, and the bytes of their storage on the device."""
+        self._is_summed = False
+        """The gradient is summed over replicas."""
         self._writers: Any = None
         """The process group for writing shards in the background."""
         compile_blocks(model, how.compiling)
         self._empty: Any = None
         """The module on `meta`, where the weights are not a policy's."""
-        self.shell = divided(model, self.ranks, half, self.device, how.recompute and trains, read)
-        self._mesh = mesh_of(self.ranks, torch.device("cpu")) if how.offload and trains else None
+        self.shell = divided(model, how.mesh, half, self.device, how.recompute and trains, read)
 
     @classmethod
     def of(cls, model: Any, whose: str, how: Division) -> FsdpTrained:
@@ -117,7 +127,8 @@ class FsdpTrained(Trained):
             return self.shell(compute)
 
     def backward(self, loss: Tensor) -> None:
-        """Accumulate the gradient, summed over ranks: the loss is a rank's share of a sum."""
+        """Accumulate the gradient, summed over the ranks of a replica: the loss is a rank's share of a sum."""
+        assert not self._is_summed, "a backward between `require_finite` and `step`"
         with _collective_errors_amid(), fixed_order():
             loss.backward()  # type: ignore[no-untyped-call]
 
@@ -128,6 +139,7 @@ class FsdpTrained(Trained):
     def discard(self) -> None:
         """Delete the gradient."""
         super().discard()
+        self._is_summed = False
         for p in self._rows.values():
             p.grad = None
 
@@ -265,7 +277,7 @@ class FsdpTrained(Trained):
         if self.optimizer is not None:
             for name, p in parameters:
                 state = self._moments(name)
-                tensors |= {f"{name}/{key}": _like(p, state[key], self._mesh) for key in MOMENTS}
+                tensors |= {f"{name}/{key}": self._like(p, state[key]) for key in MOMENTS}
         return tensors
 
     def _restart(self, optimizer: OptimizerConfig) -> None:
@@ -301,8 +313,19 @@ class FsdpTrained(Trained):
         return state
 
     def _gradients(self) -> dict[str, Tensor]:
-        """Return this rank's rows of the gradient, by name."""
-        return {name: p.grad.to_local() for name, p in self._trained() if p.grad is not None}
+        """Return this rank's rows of the gradient, by name, summed over replicas."""
+        rows = {name: p.grad.to_local() for name, p in self._trained() if p.grad is not None}
+        if not self._is_summed:
+            self.how.twins.sum_gradients(rows.values())
+            self._is_summed = True
+        return rows
+
+    def _like(self, p: Any, rows: Tensor) -> Any:
+        """Return this rank's `rows` as a tensor that is divided as `p` is, on the CPU too."""
+        from torch.distributed.tensor import DTensor
+
+        mesh = self.how.cpu_mesh if rows.device.type == "cpu" else self.how.mesh
+        return DTensor.from_local(rows, mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
 
     @torch.no_grad()
     def _renew(self) -> None:
@@ -318,8 +341,9 @@ class FsdpTrained(Trained):
         norm_of_rank = (
             torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros((), device=self.model.device)
         )
-        norm = self.ranks.all_reduce(norm_of_rank.double().square()).sqrt().float()
-        return checked_norm(norm, self.whose, self.num_updates)
+        # All replicas have the same rows; the sum is over all of them, so that no two can differ in the last bit.
+        square = self.ranks.all_reduce(norm_of_rank.double().square()) / self.how.twins.size
+        return checked_norm(square.sqrt().float(), self.whose, self.num_updates)
 
 
 def fsdp_policy(
@@ -335,7 +359,14 @@ def fsdp_policy(
     `adapted`: the adapters in `model`, if they alone are trained; then `model` itself is divided, because `adapted`
     refers to its modules, and number types stay.
     """
-    how = Division(ranks, model.dtype, device, config.gradient_checkpointing, config.offload != "none", compiling)
+    join_alone(str(device))
+    memory = 0 if device.type == "cpu" else torch.cuda.get_device_properties(device).total_memory
+    num_parameters = sum(p.numel() for p in model.parameters())
+    replicas = num_replicas(config, num_parameters, memory, ranks.size, ranks_of_node(ranks.size))
+    mesh, twins = meshes_of(ranks, device, replicas)
+    cpu_mesh = mesh if device.type == "cpu" else meshes_of(ranks, torch.device("cpu"), replicas)[0]
+    offload = config.offload != "none"
+    how = Division(ranks, model.dtype, device, config.recomputes, offload, compiling, mesh, cpu_mesh, twins)
     if adapted is None:
         policy = FsdpTrained.of(without_memory(model), POLICY, how)
         policy.take(model)
@@ -360,7 +391,8 @@ def fsdp_policy(
     if files is not None:
         policy.take_files(files, plain_name, values)
     base = [(n, p) for n, p in policy.model.named_parameters() if not is_factor(n)]
-    sums = policy.ranks.all_reduce(torch.stack([sum_of_bits(p.to_local()) for _, p in base])).tolist()
+    replica = Ranks(mesh.get_local_rank(), mesh.size(), group=mesh.get_group())
+    sums = replica.all_reduce(torch.stack([sum_of_bits(p.to_local()) for _, p in base])).tolist()
     adapted.base = hashed((plain_name(n), p.shape, total) for (n, p), total in zip(base, sums, strict=True))
     return policy
 
@@ -463,14 +495,6 @@ def _gathered(p: Any, dtype: torch.dtype) -> Tensor:
     return whole[: p.shape[0]]
 
 
-def _like(p: Any, rows: Tensor, mesh: Any = None) -> Any:
-    """Return this rank's `rows` as a tensor that is divided as `p` is, over `mesh` if that is another one."""
-    from torch.distributed.tensor import DTensor
-
-    mesh = p.device_mesh if mesh is None else mesh
-    return DTensor.from_local(rows, mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
-
-
 class _FreedScatter:
     """FSDP's sum of gradients over ranks that frees its input at once; FSDP would keep it until the next block's.
 
@@ -494,7 +518,7 @@ class _FreedScatter:
 
 def divided(
     model: Any,
-    ranks: Ranks,
+    mesh: Any,
     dtype: torch.dtype | None,
     device: torch.device,
     recompute: bool,
@@ -502,14 +526,13 @@ def divided(
 ) -> torch.nn.Module:
     """Divide `model` in place: each block, each untied embedding, the rest as one. Return its root, an `AnyForward`.
 
-    `read(part)` gives a part its weights, so that one after another is whole; without it those on `meta` have none.
+    `mesh`: the ranks that divide it. `read(part)` gives a part its weights, so that one after another is whole; without
+    it those on `meta` have none.
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    join_alone(str(device))
     if recompute:
         recompute_activations(model)
-    mesh = mesh_of(ranks, device)
     # Inputs have the right type already: the model is in half precision itself.
     policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
     shell = AnyForward(model)
@@ -539,11 +562,17 @@ def divided(
     return shell
 
 
-def mesh_of(ranks: Ranks, device: torch.device) -> Any:
-    """Return all ranks as torch's mesh of devices of one kind."""
+def meshes_of(ranks: Ranks, device: torch.device, replicas: int) -> tuple[Any, Ranks]:
+    """Return the ranks that divide this rank's replica, as torch's mesh, and those that have its rows in all replicas.
+
+    Ranks with neighbouring numbers, which are on the same node, divide a replica.
+    """
     from torch.distributed.device_mesh import init_device_mesh
 
-    return init_device_mesh(device.type, (ranks.size,))
+    if replicas == 1:
+        return init_device_mesh(device.type, (ranks.size,)), ALONE
+    mesh = init_device_mesh(device.type, (replicas, ranks.size // replicas), mesh_dim_names=("replicas", "rows"))
+    return mesh["rows"], Ranks(mesh.get_local_rank("replicas"), replicas, group=mesh.get_group("replicas"))
 
 
 def own_rows(p: Any) -> slice:

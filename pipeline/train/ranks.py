@@ -85,20 +85,19 @@ class Ranks:
             with collective_errors():
                 dist.barrier()
 
-    def sum_gradients(self, parameters: Iterable[Tensor]) -> None:
+    def sum_gradients(self, gradients: Iterable[Tensor]) -> None:
         """Replace each gradient by its sum over ranks. All ranks must have gradients of the same parameters."""
         if self.size == 1:
             return
         bucket: list[Tensor] = []
-        for p in [p for p in parameters if p.grad is not None]:
-            assert p.grad is not None
+        for gradient in gradients:
             # Buckets depend on sizes and types alone, so all ranks make the same ones in the same order.
-            if bucket and (sum(g.numel() for g in bucket) > BUCKET_ELEMENTS or bucket[0].dtype != p.grad.dtype):
-                _sum_in_place(bucket)
+            if bucket and (sum(g.numel() for g in bucket) > BUCKET_ELEMENTS or bucket[0].dtype != gradient.dtype):
+                _sum_in_place(bucket, self.group)
                 bucket = []
-            bucket.append(p.grad)
+            bucket.append(gradient)
         if bucket:
-            _sum_in_place(bucket)
+            _sum_in_place(bucket, self.group)
 
 
 ALONE = Ranks()
@@ -119,10 +118,10 @@ def collective_errors() -> Iterator[None]:
         ) from exc
 
 
-def _sum_in_place(tensors: Sequence[Tensor]) -> None:
+def _sum_in_place(tensors: Sequence[Tensor], group: Any) -> None:
     flat = torch.cat([t.reshape(-1) for t in tensors])
     with collective_errors():
-        dist.all_reduce(flat)
+        dist.all_reduce(flat, group=group)
     for t, piece in zip(tensors, torch.split(flat, [t.numel() for t in tensors]), strict=True):
         t.copy_(piece.view_as(t))
 
@@ -136,6 +135,11 @@ def ranks_of_environment(environment: Mapping[str, str] = os.environ) -> Ranks:
     if not 0 <= rank < size:
         raise RunError(f"RANK={rank} is not among WORLD_SIZE={size}; start the ranks with one launcher")
     return Ranks(rank, size)
+
+
+def ranks_of_node(size: int) -> int:
+    """Return how many of `size` ranks are on this machine, as torchrun and `launch` set it; without these, all."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", size))
 
 
 def join(timeout_s: float, device: str = "cpu") -> Ranks:

@@ -119,7 +119,7 @@ class RewardModel:
         at = torch.tensor([(i, end) for i, own in enumerate(ends) for end in own], device=device).T
         runs = None
         if paths is not None:
-            most = self.train_config.micro_batch_tokens
+            most = self.train_config.most_tokens
             cut = Runs.of(paths, ids.shape[1], ends=True, most=most, device=device)
             runs = cut.with_tensors(moved(cut.tensors(), device))
 
@@ -203,7 +203,7 @@ class RewardModel:
             in_order = iter(all_paths)
             paths = [tuple(islice(in_order, len(rows))) for rows in rows_of]
             costs = [sum(sizes_of(*own).values()) for own in paths]
-        batches = micro_batches(costs, self.train_config.micro_batch_tokens)
+        batches = micro_batches(costs, self.train_config.most_tokens)
         of_rank = [(batch, 1.0) for batch in batches[self.ranks.rank :: self.ranks.size]]
         num = -(-len(batches) // self.ranks.size)  # of the rank with the most
         of_rank += [(batches[0], 0.0)] * (num - len(of_rank))

@@ -45,7 +45,7 @@ class TorchTrained(Trained):
     def require_finite(self) -> None:
         """Sum the gradient over ranks, and raise NonFiniteError if it is not finite; the gradient stays."""
         if self._norm is None:
-            self.ranks.sum_gradients(self._parameters())
+            self.ranks.sum_gradients([p.grad for p in self._parameters() if p.grad is not None])
             self._norm = finite_norm(self._parameters(), self.whose, self.num_updates)
 
     def discard(self) -> None:
@@ -152,7 +152,7 @@ def torch_policy(
     if model.device.type == "cpu":
         keep_freed_memory()
     compile_blocks(model, compiling)
-    if config.gradient_checkpointing:
+    if config.recomputes:
         recompute_activations(model)
     return TorchTrained(model, POLICY, ranks)
 

@@ -71,7 +71,7 @@ def packed_paths(
     if is_packed:
         return paths, False
     lengths = [path[-1].end for path in paths] if texts else []
-    if saved_share(paths) == 0 and padding_share(lengths, config.micro_batch_tokens) < _min_share(device):
+    if saved_share(paths) == 0 and padding_share(lengths, config.most_tokens) < _min_share(device):
         return None, False
     return (paths, False) if _can_pack(packer) else (None, True)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.stages.tiny import TREE
-from verizero.pipeline.config.auto import for_machine
+from verizero.pipeline.config.auto import for_machine, num_replicas
 from verizero.pipeline.config.load import parse
 from verizero.pipeline.config.rollout import VllmConfig, rank_gpus
 from verizero.pipeline.config.sections import LaunchConfig, TrainConfig
@@ -35,6 +35,18 @@ def test_several_ranks_on_gpus_divide_the_policy(num_ranks, device, wanted):
 def test_a_backend_that_the_recipe_names_stays(backend):
     train = {"backend": backend, "zero": int(backend == "deepspeed")}
     assert chosen(1, "cpu", train=train) == chosen(8, "cuda", train=train) == backend
+
+
+@pytest.mark.parametrize(
+    ("billions", "gpus", "wanted"),
+    [(7.6, 8, 1), (7.6, 16, 2), (7.6, 128, 16), (7.6, 12, 1), (32.8, 16, 1), (32.8, 64, 2), (671.0, 128, 1)],
+)
+def test_a_replica_has_the_fewest_nodes_of_eight_that_hold_it(billions, gpus, wanted):
+    fsdp = TrainConfig(backend="fsdp")
+    assert num_replicas(fsdp, int(billions * 1e9), 80 * 2**30, gpus, 8) == wanted
+    assert num_replicas(fsdp, int(billions * 1e9), 0, gpus, 8) == 1, "no GPU"
+    with pytest.raises(ConfigError, match=rf"train\.replicas=5 does not divide {gpus} ranks"):
+        num_replicas(TrainConfig(backend="fsdp", replicas=5), 1, 0, gpus, 8)
 
 
 def test_moments_in_8_bits_are_torch_s():

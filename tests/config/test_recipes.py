@@ -14,12 +14,12 @@ from tests.stages.sessions import train_model
 from tests.stages.tiny import SUMS, tiny
 from verizero.pipeline import registry
 from verizero.pipeline.algorithms.base import load_algorithm
-from verizero.pipeline.checks.plan.devices import DEVICES
-from verizero.pipeline.checks.plan.estimate import plans
-from verizero.pipeline.checks.plan.memory import GIB
 from verizero.pipeline.config.load import load_recipe, read_tree
 from verizero.pipeline.config.recipes import OTHER_FOLDERS
 from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.plan.devices import DEVICES
+from verizero.pipeline.plan.estimate import plans
+from verizero.pipeline.plan.memory import GIB
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 RECIPES = sorted(p for p in CONFIGS.rglob("*.yaml") if p.parent.name not in OTHER_FOLDERS)

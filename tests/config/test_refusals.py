@@ -91,6 +91,7 @@ REFUSED = {
             for value, got in (("0", "0"), (".inf", "inf"), (".nan", "nan"))
         ),
         ("rl", ("rl.optimizer.kind=adamw_8bit", "train.backend=fsdp"), "=fsdp, whose ranks divide moments by rows"),
+        ("", ("train.replicas=2", "train.backend=torch"), "train.replicas=2 … train.backend: fsdp"),
         ("rl", ("rl.optimizer.kind=adamw_8bit", ZERO), "=deepspeed, which has an AdamW of its own"),
         ("sft", "sft.optimizer.kind=paged_adamw_8bit", "sft.optimizer.kind=paged_adamw_8bit … kind: adamw_8bit"),
         ("", ("model.dtype=bfloat16", "rl.reference={schedule: ema, alpha: 0.05}"), "schedule=ema in stage 'rl'"),

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from tests.stages.tiny import tiny
-from verizero.pipeline.checks.plan.devices import DEVICES
-from verizero.pipeline.checks.plan.estimate import plan, plan_lines
-from verizero.pipeline.checks.plan.seconds import Lengths, Work, decoding
-from verizero.pipeline.checks.plan.shape import shape_of
 from verizero.pipeline.config.rl import max_group_tokens
+from verizero.pipeline.plan.devices import DEVICES
+from verizero.pipeline.plan.estimate import plan, plan_lines
+from verizero.pipeline.plan.seconds import Lengths, Work, decoding
+from verizero.pipeline.plan.shape import shape_of
 from verizero.pipeline.run.algorithm import resolve_parts
 from verizero.pipeline.run.build import build_tokenizer, context_of
 from verizero.pipeline.run.choose_checkpoint import fingerprints

@@ -14,12 +14,13 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch._dynamo.utils import counters
 
-from tests.checks.test_plan import recipe_of
 from tests.models.families import build
 from tests.models.gguf_files import tiny_llama
 from tests.models.test_quantized import computes_what_the_trainer_does
+from tests.plan.test_estimate import recipe_of
 from tests.train import batches, sampled
 from tests.train.batches import (
     frozen,
@@ -35,8 +36,6 @@ from tests.train.batches import (
 )
 from tests.train.episodes import episodes_of, forked
 from tests.train.live_rank import bytes_of_base, bytes_of_weights
-from verizero.pipeline.checks.plan.memory import resident
-from verizero.pipeline.checks.plan.shape import from_settings
 from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
 from verizero.pipeline.errors import CheckpointError, NonFiniteError
 from verizero.pipeline.models import compiled
@@ -46,12 +45,15 @@ from verizero.pipeline.models.load import load_model, ready
 from verizero.pipeline.models.lora import Adapted
 from verizero.pipeline.models.quantized import num_weights
 from verizero.pipeline.models.streamed import model_on_meta
+from verizero.pipeline.plan.memory import resident
+from verizero.pipeline.plan.shape import from_settings
 from verizero.pipeline.preferences.base import load_preference
 from verizero.pipeline.rl.divergences import Objective
 from verizero.pipeline.rollout.torch_engine import TorchEngine
 from verizero.pipeline.run.rollouts import gather_groups, share_of
 from verizero.pipeline.scoring.score import GradingTally
 from verizero.pipeline.train import checkpoint
+from verizero.pipeline.train import ranks as ranks_module
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.distillation import ModelTeacher, ReferenceTeacher, distill_update
 from verizero.pipeline.train.preference import PreferenceBatch, PreferenceSettings, preference_update, side_logprobs
@@ -223,6 +225,7 @@ LESSONS = {
     "bits": Lesson(model=lambda: tiny_llama(head_width=16), adapters=True, bits=True),
 }
 FSDP = {"backend": "fsdp"}
+REPLICAS = {**FSDP, "replicas": 2}
 
 
 def zero(stage: int, **more: Any) -> dict[str, Any]:
@@ -453,6 +456,29 @@ def streamed(ranks: Ranks, root: Path) -> dict[str, Any]:
     return {"streamed": {"read": distance(found, {n: p.detach() for n, p in whole.named_parameters()})}}
 
 
+def replicated(ranks: Ranks, root: Path) -> dict[str, Any]:
+    """Two replicas of two ranks each: both have the same bytes, and meet once an update, whatever its micro-batches."""
+    lesson, calls, plain = LESSONS["critic"], list[int](), ranks_module._sum_in_place
+    backend = lesson.begin(lesson.backend(ranks, TrainConfig(device="cpu", **REPLICAS)))
+    before = weights(backend)
+
+    def counted(tensors: Sequence[torch.Tensor], group: Any) -> None:
+        calls.append(dist.get_world_size(group))
+        plain(tensors, group)
+
+    ranks_module._sum_in_place = counted
+    try:
+        ppo(backend, 0)
+    finally:
+        ranks_module._sum_in_place = plain
+    assert calls == [2, 2], "the critic's gradient and the policy's"
+    rows = {n: p.to_local().detach() for n, p in backend.model.named_parameters()}
+    held = sum(r.numel() for r in rows.values()) / sum(w.numel() for w in before.values())
+    others = ranks.gather(rows)
+    assert all(torch.equal(others[ranks.rank % 2][n], others[ranks.rank % 2 + 2][n]) for n in rows)
+    return {"two replicas": {"moved": distance(weights(backend), before), "share": held - 0.5}}
+
+
 def kernels(ranks: Ranks, root: Path) -> dict[str, Any]:
     """Divided backends hand the kernel of log-probs, interpreted, plain output embeddings, and get its gradients."""
     plain, found = log_probs.log_probs, {}
@@ -473,7 +499,7 @@ def kernels(ranks: Ranks, root: Path) -> dict[str, Any]:
 def followed(ranks: Ranks, root: Path) -> dict[str, Any]:
     """One rank resumes from what several wrote, and trains to the end of the run."""
     found = {}
-    for folder in sorted(p.parent for p in root.glob("*/model")):
+    for folder in sorted(p.parent for p in root.glob("grpo*/model")):
         how = FSDP if (folder / "shards").exists() else zero(int(folder.name[-1]))
         lesson = LESSONS["grpo"]
         alone = lesson.begin(Backend(two_layers()))
@@ -570,7 +596,15 @@ TRAINERS = {
         ],
         [sums, packed_and_compiled, of_bits, sealed],
     ),
-    "fsdp, more ranks": Trainer([(FSDP, ["grpo"]), ({**FSDP, **OFFLOADED}, ["grpo"])]),
+    "fsdp, more ranks": Trainer(
+        [
+            (FSDP, ["grpo"]),
+            ({**FSDP, **OFFLOADED}, ["grpo"]),
+            (REPLICAS, ["half", "critic", "adapters of experts"]),
+            ({**REPLICAS, **OFFLOADED}, ["grpo"]),
+        ],
+        [replicated],
+    ),
     "deepspeed": Trainer(
         [
             (zero(1), ["half", "adapters"]),

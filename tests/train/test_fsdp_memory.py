@@ -12,11 +12,11 @@ import pytest
 from tests.stages.tiny import TREE
 from tests.train.live_rank import shape_of_live
 from tests.train.rank_group import run
-from verizero.pipeline.checks.plan.memory import memory
-from verizero.pipeline.checks.plan.shape import shape_of
 from verizero.pipeline.config.load import parse
 from verizero.pipeline.config.yaml_reader import merge
 from verizero.pipeline.models.quantized import NF4_BITS
+from verizero.pipeline.plan.memory import memory
+from verizero.pipeline.plan.shape import shape_of
 
 RANKS = 4
 SIZE = os.environ.get("VERIZERO_LIVE_MODEL", "384 3").split()

@@ -10,20 +10,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from verizero.pipeline.checks.plan.devices import CPU, DEVICES, Device
-from verizero.pipeline.checks.plan.memory import GIB, engine_needs, longest_of, peaks
-from verizero.pipeline.checks.plan.seconds import Lengths, Share, Work, seconds
-from verizero.pipeline.checks.plan.shape import SHAPES, Shape, shape_of
 from verizero.pipeline.config.auto import for_machine, is_allowed, with_changes
 from verizero.pipeline.config.episodes import has_episodes
 from verizero.pipeline.config.load import parse
-from verizero.pipeline.config.rl import RlConfig
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.host.heap import has_tcmalloc
+from verizero.pipeline.plan.choice import ROOM, by_plan, choices, fits, fits_everywhere, leanest, views
+from verizero.pipeline.plan.devices import CPU, DEVICES, Device
+from verizero.pipeline.plan.memory import GIB, longest_of, peaks, shards_of
+from verizero.pipeline.plan.seconds import Lengths, Share, Work, seconds
+from verizero.pipeline.plan.shape import SHAPES, Shape, shape_of
 
-ROOM = 0.92
-"""Share of a GPU's memory that may be filled: the rest is the driver's, the libraries' and lost between tensors."""
 PROCESS = 430 << 20
 """Bytes before the first tensor: `verizero train` on Linux when it has read the data, with torch 2.13 for CPUs."""
 LOST = {"glibc": 1.6, "tcmalloc": 0.7}
@@ -32,7 +30,7 @@ CARDS = (12, 16, 24, 48)
 """GiB of GPUs, for each of which a plan on one GPU names a model."""
 
 
-def settings_that_save(config: RunConfig, gpus: int) -> Iterator[tuple[str, RunConfig]]:
+def settings_that_save(config: RunConfig, shape: Shape, gpus: int, device: Device) -> Iterator[tuple[str, RunConfig]]:
     """Yield settings that save memory, cheapest in time first, each with the recipe that has it and all before it."""
 
     def changed(section: str = "train", **changes: Any) -> RunConfig:
@@ -51,20 +49,22 @@ def settings_that_save(config: RunConfig, gpus: int) -> Iterator[tuple[str, RunC
             break
         config = engine(tensor_parallel=2 * config.rollout.vllm.tensor_parallel)
         yield f"rollout.vllm.tensor_parallel={config.rollout.vllm.tensor_parallel}", config
-    for share in (0.3, 0.2):
-        if config.rollout.engine == "vllm" and config.rollout.vllm.memory_share > share:
-            config = engine(gpu_memory_share=share)
-            yield f"rollout.vllm.gpu_memory_share={share}", config
-    if not config.train.gradient_checkpointing:
-        config = changed(gradient_checkpointing=True)
-        yield "train.gradient_checkpointing=true", config
+    if config.rollout.engine == "vllm" and config.rollout.vllm.gpu_memory_share is not None:
+        config = engine(gpu_memory_share=None)
+        yield "rollout.vllm.gpu_memory_share=null", config
+    if config.train.gradient_checkpointing is False:
+        config = changed(gradient_checkpointing="auto")
+        yield "train.gradient_checkpointing=auto", config
+    if config.train.micro_batch_tokens != "auto":
+        config = changed(micro_batch_tokens="auto")
+        yield "train.micro_batch_tokens=auto", config
     at_once = config.train.logits_chunk_tokens
     if at_once is None or at_once == "auto" or at_once > 512:
         config = changed(logits_chunk_tokens=512)
         yield "train.logits_chunk_tokens=512", config
-    while config.train.micro_batch_tokens > 2048:
-        config = changed(micro_batch_tokens=config.train.micro_batch_tokens // 2)
-        yield f"train.micro_batch_tokens={config.train.micro_batch_tokens}", config
+    if shards_of(config, shape, gpus, device) < gpus:
+        config = changed(replicas=1)
+        yield "train.replicas=1", config
     if config.train.backend == "fsdp" and config.train.offload == "none":
         config = changed(offload="optimizer")
         yield "train.offload=optimizer", config
@@ -103,6 +103,8 @@ class Plan:
     """Tokens generated in a step."""
     largest_models: dict[int, str | None]
     """GiB of a GPU -> see `largest_models`; empty for more GPUs than one."""
+    chosen: tuple[str, ...]
+    """The choices in place of `auto`, as overrides."""
     note: str = ""
     """The way in which episodes are counted; empty without any."""
 
@@ -122,41 +124,40 @@ def largest(peaks: dict[str, dict[str, float]]) -> float:
     return max(sum(parts.values()) for parts in peaks.values())
 
 
-def fits(config: RunConfig, shape: Shape, gpus: int, device: Device) -> bool:
-    """True if both peaks have room, and vLLM's share has room for its part of the weights."""
-    how, whole = config.rollout, device.memory_gib * GIB
-    if config.rl is not None and how.engine == "vllm" and engine_needs(config, shape) > how.vllm.memory_share * whole:
-        return False
-    return largest(peaks(config, shape, gpus, device)) <= whole * ROOM
-
-
 def largest_models(config: RunConfig, device: Device) -> dict[int, str | None]:
     """Return, for one GPU of each size of CARDS in GiB, the largest dense model of SHAPES that fits; None if none does.
 
     The recipe is as it is, but for the model; `device`: what the GPU is apart from its memory.
     """
     dense = sorted((shape.parameters, name) for name, shape in SHAPES.items() if not shape.experts)
+
+    def has_room(shape: Shape, card: Device) -> bool:
+        return fits_everywhere(leanest(config, shape, 1, card), shape, 1, card)
+
     cards = {gib: replace(device, memory_gib=gib) for gib in CARDS}
     return {
-        gib: next((name for _, name in reversed(dense) if fits(config, SHAPES[name], 1, card)), None)
+        gib: next((name for _, name in reversed(dense) if has_room(SHAPES[name], card)), None)
         for gib, card in cards.items()
     }
 
 
-def fitting(config: RunConfig, shape: Shape, gpus: int, device: Device) -> tuple[tuple[str, ...] | None, RunConfig]:
-    """Return the settings that make the recipe fit, and the recipe with them.
+def fitting(
+    config: RunConfig, chosen: RunConfig, shape: Shape, gpus: int, device: Device
+) -> tuple[tuple[str, ...] | None, RunConfig]:
+    """Return the settings that make the recipe fit, and the recipe with them. `chosen`: it as the plan chose.
 
-    The settings are () if it fits as it is, and None, with the recipe as it is, if no settings do.
+    The settings are () if it fits as it is, and None, with `chosen`, if no settings do.
     """
-    if fits(config, shape, gpus, device):
-        return (), config
+    if fits(chosen, shape, gpus, device):
+        return (), chosen
     words: list[str] = []
-    for word, changed in settings_that_save(config, gpus):
+    for word, changed in settings_that_save(config, shape, gpus, device):
         # A later value of a field replaces an earlier one.
         words = [*(w for w in words if not fields_of(w) & fields_of(word)), word]
+        changed = by_plan(changed, shape, gpus, device)
         if fits(changed, shape, gpus, device):
             return tuple(words), changed
-    return None, config
+    return None, chosen
 
 
 def fields_of(words: str) -> set[str]:
@@ -167,38 +168,42 @@ def fields_of(words: str) -> set[str]:
 def plans(
     config: RunConfig, gpus: int, gpu: str, mean_share: float = 0.5, mean_prompt: float | None = None
 ) -> dict[str, Plan]:
-    """Return a plan of each RL stage by name; without RL, of the last stage, with memory and no times."""
-    stages = list(config.sections_of(RlConfig)) or [config.stages[-1].name]
-    return {name: plan(config.of_stage(name), gpus, gpu, mean_share, mean_prompt) for name in stages}
-
-
-def plan(config: RunConfig, gpus: int, gpu: str, mean_share: float = 0.5, mean_prompt: float | None = None) -> Plan:
-    """Return the plan of a recipe with at most one RL stage. Raises: ConfigError for an unknown GPU or model.
+    """Return a plan of each RL stage by name; without RL, of the last stage, with memory and no times.
 
     mean_share: mean length of a response over the longest; mean_prompt: mean tokens of a prompt, None: as the longest.
+    Raises: ConfigError for an unknown GPU or model.
     """
     if gpu not in DEVICES:
         raise ConfigError(f"--gpu {gpu!r} is not known; there are {', '.join(DEVICES)}")
     if gpus < 1:
         raise ConfigError(f"--gpus must be >= 1, got {gpus}")
     config = for_machine(config, gpus, "cuda", has_vllm=True)
-    # The section of a stage that is not done takes no memory.
-    config = config.model_copy(update={"rl": next(iter(config.sections_of(RlConfig).values()), None)})
     shape, device = shape_of(config), DEVICES[gpu]
-    settings, changed = fitting(config, shape, gpus, device)
-    phases: dict[str, float] = {}
-    shares: dict[str, Share] = {}
-    tokens = 0.0
-    if config.rl is not None:
-        lengths = Lengths.of(config, mean_share, mean_prompt)
-        work = Work(changed, shape, gpus, device, lengths)
-        phases = seconds(work)
-        shares = {p: work.share(p) for p in ("copy", "decode", "forward", "update", "link", "publish")}
-        tokens = work.responses * lengths.response
-    before, after = (peaks(c, shape, gpus, device) for c in (config, changed))
+    chosen = by_plan(config, shape, gpus, device)
     models = largest_models(config, device) if gpus == 1 else {}
-    note = note_of(config)
-    return Plan(shape, device, gpus, before, settings, after, phases, shares, tokens, models, note)
+    words, as_it_is, made = tuple(choices(config, chosen)), views(config), dict[str, Plan]()
+    for name, view in views(chosen).items():
+        settings, changed = fitting(as_it_is[name], view, shape, gpus, device)
+        lengths = Lengths.of(view, mean_share, mean_prompt)
+        phases: dict[str, float] = {}
+        shares: dict[str, Share] = {}
+        tokens = 0.0
+        if view.rl is not None:
+            work = Work(changed, shape, gpus, device, lengths)
+            phases = seconds(work)
+            shares = {p: work.share(p) for p in ("copy", "decode", "forward", "update", "link", "publish")}
+            tokens = work.responses * lengths.response
+        before, after = (peaks(c, shape, gpus, device) for c in (view, changed))
+        made[name] = Plan(
+            shape, device, gpus, before, settings, after, phases, shares, tokens, models, words, note_of(view)
+        )
+    return made
+
+
+def plan(config: RunConfig, gpus: int, gpu: str, mean_share: float = 0.5, mean_prompt: float | None = None) -> Plan:
+    """Return the plan of a recipe with at most one RL stage; the rest is as in `plans`."""
+    (made,) = plans(config, gpus, gpu, mean_share, mean_prompt).values()
+    return made
 
 
 def note_of(config: RunConfig) -> str:
@@ -219,6 +224,7 @@ def plan_lines(plan: Plan) -> list[str]:
         f"{plan.shape.parameters / 1e9:.2f} billion parameters on {plan.gpus} x {plan.device.name} "
         f"({plan.device.memory_gib:g} GiB each)",
         *([plan.note] if plan.note else []),
+        *([f"chosen for auto: {' '.join(plan.chosen)}"] if plan.chosen else []),
         *memory_lines(plan.peaks),
     ]
     options = "--set " + " --set ".join(" ".join(plan.settings or ()).split())
@@ -270,9 +276,7 @@ def _peaks(config: RunConfig, allocator: str) -> dict[str, dict[str, float]]:
 def lines_on_cpu(config: RunConfig) -> list[str]:
     """Return the memory that each RL stage takes on the CPU, as lines of text; without RL, the last stage."""
     allocator = "tcmalloc" if has_tcmalloc() else "glibc"
-    stages = dict(config.sections_of(RlConfig))
-    names = list(stages) or [config.stages[-1].name]
-    plans = {n: _peaks(config.of_stage(n).model_copy(update={"rl": stages.get(n)}), allocator) for n in names}
+    plans = {name: _peaks(view, allocator) for name, view in views(config).items()}
     lines: list[str] = []
     for name, plan in plans.items():
         lines += [f"stage {name}"] if len(plans) > 1 else []

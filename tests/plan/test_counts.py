@@ -7,12 +7,15 @@ import pytest
 import torch
 import transformers
 
-from tests.checks.test_plan import measured, recipe, recipe_of, seconds_of
+from tests.plan.test_estimate import measured, recipe, recipe_of, seconds_of
 from tests.stages.tiny import TREE
-from verizero.pipeline.checks.plan.devices import DEVICES
-from verizero.pipeline.checks.plan.estimate import CARDS, plan, plan_lines
-from verizero.pipeline.checks.plan.memory import GIB, memory
-from verizero.pipeline.checks.plan.seconds import (
+from verizero.pipeline.config.load import load_recipe, parse
+from verizero.pipeline.config.yaml_reader import merge
+from verizero.pipeline.models.lora import Adapted
+from verizero.pipeline.plan.devices import DEVICES
+from verizero.pipeline.plan.estimate import CARDS, plan, plan_lines
+from verizero.pipeline.plan.memory import GIB, memory
+from verizero.pipeline.plan.seconds import (
     OWN_TOKEN_S,
     RESPONSE_S,
     TOKEN_S,
@@ -20,10 +23,7 @@ from verizero.pipeline.checks.plan.seconds import (
     share_of,
     table,
 )
-from verizero.pipeline.checks.plan.shape import SHAPES, adapters_of, from_settings, shape_of
-from verizero.pipeline.config.load import load_recipe, parse
-from verizero.pipeline.config.yaml_reader import merge
-from verizero.pipeline.models.lora import Adapted
+from verizero.pipeline.plan.shape import SHAPES, adapters_of, from_settings, shape_of
 
 PHASES = ("copy", "decode", "forward", "update", "link", "publish")
 
@@ -106,6 +106,18 @@ def test_ranks_gather_bits_of_a_quantised_base():
     bits, numbers = times("nf4"), times(None)
     assert 0.25 < bits["communication"] / numbers["communication"] < 0.4, "embeddings stay in 16 bits"
     assert bits["publish"] / numbers["publish"] == pytest.approx(0.011, rel=0.05), "adapters, not the merged weights"
+
+
+def test_replicas_on_two_nodes_meet_once_an_update():
+    def planned(**train):
+        return plan(recipe_of("Qwen/Qwen2.5-7B", train={"backend": "fsdp", **train}), 16, "h100")
+
+    flat, two = planned(replicas=1), planned()
+    for part in ("weights", "gradients", "optimizer"):
+        assert two.peaks["update"][part] == 2 * flat.peaks["update"][part], "8 GPUs divide them, not 16"
+    # All that a micro-batch gathers and sums crosses the nodes' border without replicas.
+    assert two.phases["communication"] < flat.phases["communication"] / 5
+    assert planned(replicas=2) == two
 
 
 def test_the_update_is_counted_by_its_operations():

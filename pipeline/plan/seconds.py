@@ -13,13 +13,13 @@ from typing import Literal, NamedTuple
 
 import yaml
 
-from verizero.pipeline.checks.plan.devices import Device, decode_seconds
-from verizero.pipeline.checks.plan.memory import base_of, divided_by, longest_of, prompt_tokens, width_of
-from verizero.pipeline.checks.plan.shape import Shape, adapters_of, linear_weights
 from verizero.pipeline.config.episodes import has_episodes
 from verizero.pipeline.config.rl import parts_of
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.models.quantized import NF4_BITS
+from verizero.pipeline.plan.devices import Device, decode_seconds
+from verizero.pipeline.plan.memory import base_of, divided_by, longest_of, prompt_tokens, shards_of, width_of
+from verizero.pipeline.plan.shape import Shape, adapters_of, linear_weights
 
 OWN_TOKEN_S = 0.05e-6
 """Seconds in Python for each token that a rank samples and trains on, measured on a core of a CPU."""
@@ -153,7 +153,7 @@ def seconds(work: Work) -> dict[str, float]:
         phases["reference"] = one_forward
     # A backward has two products for each of the forward's: for the inputs and, unless frozen, for the weights.
     # Checkpointing computes the forward a second time.
-    cost = 1 + (1 if config.train.lora is not None else 2) + config.train.gradient_checkpointing
+    cost = 1 + (1 if config.train.lora is not None else 2) + config.train.recomputes
     phases["update"] = parts.params.num_epochs * cost * forward / (rate * work.share("update").value)
     tokens_of_gpu = work.tokens / gpus
     phases["data"] = OWN_TOKEN_S * tokens_of_gpu + TOKEN_S * work.tokens + RESPONSE_S * work.responses
@@ -231,24 +231,31 @@ def publishing(work: Work) -> float:
         size = 4 * adapters.parameters  # their base has come before the first step
     if not served and zero < 3:
         return 0.0
-    link = 1e9 * work.device.network_gb_s if served else work.device.link(work.gpus)
+    link = (
+        1e9 * work.device.network_gb_s
+        if served
+        else work.device.link(shards_of(work.config, work.shape, work.gpus, work.device))
+    )
     return size / (link * work.share("publish").value)
 
 
 def communication(work: Work) -> float:
     """Return the seconds of all communication in a step, but for publishing.
 
-    Counted are the gradients, once an optimiser step; with ZeRO 3 the weights, twice for each micro-batch.
+    Counted are the gradients, once an optimiser step; with ZeRO 3 the weights, twice for each micro-batch, within a
+    replica.
     """
     config, shape, gpus, tokens = work.config, work.shape, work.gpus, work.tokens
     assert config.rl is not None
     params, width = parts_of(config.rl).params, width_of(config)
     adapters, train = adapters_of(config, shape), config.train
-    one_pass = shape.parameters * width * (gpus - 1) / gpus
-    gradients = one_pass if adapters is None else one_pass * adapters.parameters / shape.parameters
-    moved = 2 * gradients * params.num_updates  # an all-reduce is a reduce-scatter and an all-gather
-    if divided_by(train) == 3:
-        micros = max(1.0, tokens * params.num_epochs / gpus / train.micro_batch_tokens)
-        # Gathered for forward and backward, gradients scattered.
-        moved = micros * (2 * base_of(config, shape) * (gpus - 1) / gpus + gradients)
-    return moved / (work.device.link(gpus) * work.share("link").value)
+    learns = shape.parameters if adapters is None else adapters.parameters
+    shards = shards_of(config, shape, gpus, work.device) if divided_by(train) == 3 else 1
+    replicas = gpus // shards
+    # An all-reduce is a reduce-scatter and an all-gather. FSDP's sums are float32.
+    between = 2 * learns * (width if shards == 1 else 4) / shards * (replicas - 1) / replicas * params.num_updates
+    micros = max(1.0, tokens * params.num_epochs / gpus / train.most_tokens)
+    # Gathered for forward and backward, gradients scattered.
+    within = micros * (2 * base_of(config, shape) + learns * width) * (shards - 1) / shards
+    links = between / work.device.link(gpus) + within / work.device.link(shards)
+    return links / work.share("link").value

@@ -10,8 +10,7 @@ from typing import Literal
 
 import torch
 
-from verizero.pipeline.checks.plan.devices import CPU, Device
-from verizero.pipeline.checks.plan.shape import Adapters, Shape, adapters_of, linear_weights
+from verizero.pipeline.config.auto import num_replicas
 from verizero.pipeline.config.episodes import has_episodes, max_sampled_tokens
 from verizero.pipeline.config.rl import parts_of
 from verizero.pipeline.config.run import RunConfig
@@ -19,10 +18,14 @@ from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
 from verizero.pipeline.models.decoder import habits_of, room_of
 from verizero.pipeline.models.forward import CHUNK_ON_GPU
 from verizero.pipeline.models.quantized import NF4_BITS
+from verizero.pipeline.plan.devices import CPU, Device
+from verizero.pipeline.plan.shape import Adapters, Shape, adapters_of, linear_weights
 from verizero.pipeline.rl.logprobs import CHUNK_ELEMENTS
 from verizero.pipeline.rollout.sampling import BLOCKS_FROM
 
 GIB = 1 << 30
+VLLM = "vLLM's share"
+"""The part that vLLM has while it is awake."""
 GRAPHS = 1 << 30
 """CUDA graphs of vLLM, which stay on the GPU while it sleeps; estimated, 0.5 to 1.5 GiB."""
 BLOCK = 256
@@ -44,14 +47,22 @@ def width_of(config: RunConfig) -> int:
 
 def peaks(config: RunConfig, shape: Shape, gpus: int, device: Device) -> dict[str, dict[str, float]]:
     """Return bytes on each GPU by part at the two peaks of a step, "generate" and "update"; without RL the update's."""
-    update, awake = memory(config, shape, gpus), generating(config, shape, gpus, device)
+    shards = shards_of(config, shape, gpus, device)
+    update, awake = memory(config, shape, shards), generating(config, shape, gpus, device)
     if config.rl is None:
         return {"update": update}
     ahead = config.rollout.max_staleness > 0  # responses of later steps are generated during the update
     return {
-        "generate": resident(config, shape, gpus) | awake,
+        "generate": resident(config, shape, shards) | awake,
         "update": update | (awake if ahead else resting(config, shape, device)),
     }
+
+
+def shards_of(config: RunConfig, shape: Shape, gpus: int, device: Device) -> int:
+    """Return among how many GPUs the trainer divides what it divides: those of a replica."""
+    if config.train.backend != "fsdp":
+        return gpus
+    return gpus // num_replicas(config.train, shape.parameters, device.memory_gib * GIB, gpus, device.per_node)
 
 
 def memory(config: RunConfig, shape: Shape, gpus: int) -> dict[str, float]:
@@ -183,7 +194,7 @@ def activations(config: RunConfig, shape: Shape, width: int, head_learns: bool) 
     adapters = adapters_of(config, shape)
     # a row with more than micro_batch_tokens is a micro-batch alone
     longest = longest_of(config) + prompt_tokens(config)
-    tokens = max(config.train.micro_batch_tokens, longest)
+    tokens = max(config.train.most_tokens, longest)
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     scaled = 0 if adapters is not None else width  # kept for the gradient of a norm's weight
     norms: float = 2 * shape.hidden * (4 + scaled + width)  # two norms a block: float32 input, scaled, output
@@ -204,7 +215,7 @@ def activations(config: RunConfig, shape: Shape, width: int, head_learns: bool) 
     logits = _logits(config, shape, tokens, width, head_learns)
     # The gradient of a block's sums is there for a moment.
     activations = tokens * (shape.layers * block + ends) + (shape.layers + 1) * summed
-    if config.train.gradient_checkpointing:
+    if config.train.recomputes:
         # only blocks' inputs are kept; a block is computed again after the logits are freed, and takes their place
         activations = tokens * (shape.layers * shape.hidden * width + ends) + max(
             0, tokens * block + 2 * summed - logits
@@ -244,7 +255,7 @@ def resting(config: RunConfig, shape: Shape, device: Device) -> dict[str, float]
     if how.engine == "vllm" and how.vllm.sleep:
         return {} if how.vllm.enforce_eager else {"vLLM's graphs": GRAPHS}
     if how.engine == "vllm":
-        return {"vLLM's share": how.vllm.memory_share * device.memory_gib * GIB}
+        return {VLLM: how.vllm.memory_share * device.memory_gib * GIB}
     return {"engine weights": engine_weights(config, shape, device is CPU)}
 
 
@@ -273,7 +284,7 @@ def generating(config: RunConfig, shape: Shape, gpus: int, device: Device) -> di
     if how.servers is not None or config.rl is None:
         return {}
     if how.engine == "vllm":
-        return {"vLLM's share": how.vllm.memory_share * device.memory_gib * GIB}
+        return {VLLM: how.vllm.memory_share * device.memory_gib * GIB}
     # Whole prompts are dealt to ranks, and the fullest rank decides.
     habits = habits_of(torch.device("cpu" if device is CPU else "cuda"))
     group, prompts = config.rl.group_size, -(-config.rl.prompts_per_step // gpus)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from verizero.pipeline.models.flops import PEAKS
 
@@ -44,6 +44,15 @@ DEVICES = {
         Device("b200", *PEAKS["B200"], 180, 8000, 900, 50),
     )
 }
+
+
+def device_named(name: str, memory_gib: float, per_node: int) -> Device:
+    """Return the GPU that torch calls `name`, with its own memory; of an unknown one the rates are those of an H100."""
+    known = [d for d in DEVICES.values() if d.name.upper() in name.upper().replace(" ", "")]
+    device = max(known, key=lambda d: len(d.name), default=DEVICES["h100"])  # an L40S is no L4
+    return replace(device, memory_gib=memory_gib, per_node=per_node)
+
+
 CPU = Device("cpu", 0, 0, 0, 0, 0, 0)
 """This machine, of which nothing is known: plans count its memory alone."""
 
