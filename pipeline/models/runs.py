@@ -8,6 +8,8 @@ the weights at hand. At the end: the widths that rows and packed micro-batches a
 
 from __future__ import annotations
 
+import itertools
+import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -31,6 +33,9 @@ UNSUPPORTED = ("softcap", "s_aux", "position_bias")
 MIN_CALL_TOKENS = 512
 """A call of attention with fewer tokens is not ended early: it costs as much as some padding."""
 
+_NUMBERS = itertools.count()
+_LAYOUTS: weakref.WeakValueDictionary[int, Runs] = weakref.WeakValueDictionary()
+
 Stretch = tuple[int, int]
 """The first of some numbers that follow one another, and how many they are."""
 
@@ -52,6 +57,13 @@ class Runs:
     pieces: tuple[Piece, ...]
     """Runs of the rows' tree, or padding. Those of similar size are neighbours here, those that see no other piece
     first."""
+
+    @cached_property
+    def key(self) -> Tensor:
+        """int64 []: by which compiled code finds this layout, for as long as it lives."""
+        number = next(_NUMBERS)
+        _LAYOUTS[number] = self
+        return torch.tensor(number)
 
     @classmethod
     def of(
@@ -243,9 +255,8 @@ def states(model: Any, ids: Tensor, runs: Runs) -> Tensor:
     _enable(model)
     # transformers takes a mask of four dimensions as it is, and makes none of all pairs. `attention` does not read it.
     unread = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device)
-    hidden: Tensor = model.base_model(
-        input_ids=ids[None], position_ids=runs.positions[None], attention_mask=unread, use_cache=False, runs=runs
-    ).last_hidden_state
+    named = {"position_ids": runs.positions[None], "attention_mask": unread, "runs": runs, "layout": runs.key}
+    hidden: Tensor = model.base_model(input_ids=ids[None], use_cache=False, **named).last_hidden_state
     return hidden[0]
 
 
@@ -258,8 +269,7 @@ def _enable(model: Any) -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
-    # Compiled blocks leave it as it is: a layout is another one for each micro-batch.
-    AttentionInterface.register(NAME, torch.compiler.disable(attention))  # type: ignore[no-untyped-call]
+    AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, sdpa_mask)
     model.set_attn_implementation(NAME)
 
@@ -272,12 +282,14 @@ def attention(
     attention_mask: Tensor | None,
     *,
     runs: Runs | None = None,
+    layout: Tensor | None = None,
     scaling: float | None = None,
     **named: Any,
 ) -> tuple[Tensor, None]:
     """Attend as transformers' scaled dot product attention does; with runs, as they say.
 
-    query [B, heads, t, D], key and value [B, key heads, t, D]; result [B, t, heads, D]. With runs B is 1.
+    query [B, heads, t, D], key and value [B, key heads, t, D]; result [B, t, heads, D]. With runs B is 1. layout: their
+    `key`.
     Raises: ConfigError for an attention that adds something which is not computed here.
     """
     if runs is None:
@@ -289,7 +301,68 @@ def attention(
     if (what := next((name for name in UNSUPPORTED if named.get(name) is not None), None)) is not None:
         raise ConfigError(f"packed rows: the attention has {what}; set train.packing: off")
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    return runs.attend(q, k, v, scaling, named.get("sliding_window"))[None], None
+    window = named.get("sliding_window")
+    if torch.compiler.is_compiling() and varlen.has_own_gradients(query.device, query.dtype, query.shape[3]):
+        assert layout is not None
+        return opaque(q, k, v, layout, scaling, window)[0][None], None
+    return _attend(runs, q, k, v, scaling, window)[None], None
+
+
+# Its calls are other ones for each layout, so they are not compiled.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _attend(runs: Runs, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None) -> Tensor:
+    return runs.attend(query, key, value, scale, window)
+
+
+@torch.library.custom_op("verizero::attend", mutates_args=())
+def opaque(
+    query: Tensor, key: Tensor, value: Tensor, layout: Tensor, scale: float | None, window: int | None
+) -> tuple[Tensor, Tensor]:
+    """Attend by the kernel as `Runs.attend`: one call within compiled code, whatever the layout, the runs' `key`.
+
+    Returns the result, and the logarithms of sums [heads, N], which the gradients take.
+    """
+    return varlen.attend_with_sums(query, key, value, _LAYOUTS[int(layout)]._ends, scale, window)
+
+
+@opaque.register_fake
+def _shapes(query: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(query), query.new_empty((query.shape[1], query.shape[0]), dtype=torch.float32)
+
+
+@torch.library.custom_op("verizero::attend_backward", mutates_args=())
+def opaque_backward(
+    pull: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    sums: Tensor,
+    layout: Tensor,
+    scale: float | None,
+    window: int | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of query, key and value; pull: that of `out`, which `opaque` returned with `sums`."""
+    return varlen.gradients(pull, query, key, value, out, sums, _LAYOUTS[int(layout)]._ends, scale, window)
+
+
+@opaque_backward.register_fake
+def _shapes_of_gradients(pull: Tensor, *tensors: Any) -> tuple[Tensor, Tensor, Tensor]:
+    query, key, value = tensors[:3]
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    query, key, value, layout, ctx.scale, ctx.window = inputs
+    ctx.save_for_backward(query, key, value, *output, layout)
+
+
+def _backward(ctx: Any, pull: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    *tensors, layout = ctx.saved_tensors
+    return (*opaque_backward(pull, *tensors, layout, ctx.scale, ctx.window), None, None, None)
+
+
+opaque.register_autograd(_backward, setup_context=_keep)
 
 
 MULTIPLE = 64

@@ -62,12 +62,59 @@ def attend(
     """
     if ends.source is not None:
         key, value = (x.index_select(0, ends.source) for x in (key, value))
-    left = -1 if window is None or window >= ends.max_keys else window - 1
-    named: dict[str, Any] = {"scale": scale, "window_size": (left, 0)}
+    named: dict[str, Any] = {"scale": scale, "window_size": (_left(ends, window), 0)}
     if query.shape[1] != key.shape[1]:
         named["enable_gqa"] = True
     out: Tensor = kernel(query, key, value, ends.queries, ends.keys, ends.max_queries, ends.max_keys, **named)
     return out
+
+
+def attend_with_sums(
+    query: Tensor, key: Tensor, value: Tensor, ends: Ends, scale: float | None, window: int | None
+) -> tuple[Tensor, Tensor]:
+    """Return what `attend` returns by torch's kernel, and float32 [heads, N], the logarithms of its sums."""
+    if ends.source is not None:
+        key, value = (x.index_select(0, ends.source) for x in (key, value))
+    left = _left(ends, window)
+    most, gqa = (ends.max_queries, ends.max_keys), query.shape[1] != key.shape[1]
+    call: Any = torch.ops.torch_attn._varlen_attn
+    out, sums, _ = call(query, key, value, ends.queries, ends.keys, *most, left < 0, scale, [left, 0], gqa)
+    return out, sums
+
+
+def gradients(
+    pull: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    sums: Tensor,
+    ends: Ends,
+    scale: float | None,
+    window: int | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of query, key and value by `pull`, that of `out`; `sums` as `attend_with_sums` returns."""
+    seen = (key, value) if ends.source is None else [x.index_select(0, ends.source) for x in (key, value)]
+    left, most = _left(ends, window), (ends.max_queries, ends.max_keys)
+    random = torch.zeros(2, dtype=torch.uint64, device=query.device)  # of dropout, which there is none of
+    call: Any = torch.ops.torch_attn._varlen_attn_backward
+    of_query, *of_seen = call(
+        pull, query, *seen, out, sums, ends.queries, ends.keys, *most, left < 0, random, scale, [left, 0]
+    )
+    if ends.source is not None:
+        of_seen = [torch.zeros_like(key).index_add_(0, ends.source, gradient) for gradient in of_seen]
+    return of_query, of_seen[0], of_seen[1]
+
+
+def _left(ends: Ends, window: int | None) -> int:
+    """Return how many tokens before its own a token sees at most; -1: all."""
+    return -1 if window is None or window >= ends.max_keys else window - 1
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def has_own_gradients(device: torch.device, dtype: torch.dtype, head_size: int) -> bool:
+    """True if attention is by torch's kernel, and its backward can be called by itself."""
+    return kernel_for(device, dtype, head_size) is not None and hasattr(torch.ops.torch_attn, "_varlen_attn_backward")
 
 
 def of_torch() -> Any:

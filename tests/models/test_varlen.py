@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tests.oracles.varlen import varlen_attn
+from tests.oracles.varlen import take_the_place_of_the_kernel, varlen_attn
 from verizero.pipeline.models import kernels, varlen
-from verizero.pipeline.models.runs import Runs, packed_width
+from verizero.pipeline.models.runs import Runs, attention, packed_width
 from verizero.pipeline.models.varlen import Ends, Piece, gap, kernel_for
 from verizero.pipeline.types import Path, Run
 
@@ -72,6 +72,36 @@ def test_torch_takes_the_call():
         assert out.shape == query.shape
         out.sum().backward()
         assert key.grad.shape == key.shape
+        out, sums = varlen.attend_with_sums(query, key, value, ends, 0.1, 3)
+        assert sums.shape == (4, 7)
+        found = varlen.gradients(out, query, key, value, out, sums, ends, 0.1, 3)
+        assert [x.shape for x in found] == [x.shape for x in (query, key, value)]
+
+
+def test_compiled_code_has_one_graph_for_all_layouts_and_the_same_numbers(monkeypatch):
+    take_the_place_of_the_kernel(monkeypatch)
+    graphs = list[Any]()
+
+    def counted(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    def around(query: Tensor, key: Tensor, value: Tensor, runs: Runs, layout: Tensor) -> Tensor:
+        out, _ = attention(None, 2 * query, key, value, None, runs=runs, layout=layout, scaling=0.3, sliding_window=6)
+        return out.sin()
+
+    one = torch.compile(around, fullgraph=True, dynamic=False, backend=counted)
+    for paths in (PATHS, PATHS[:3], PATHS[3:4]):
+        runs, draw = Runs.of(paths, WIDTH, most=64), torch.Generator().manual_seed(1)
+        numbers = [torch.randn(1, heads, 64, 8, dtype=torch.float64, generator=draw) for heads in (4, 2, 2)]
+        ends = []
+        for forward in (one, around):
+            query, key, value = (x.clone().requires_grad_() for x in numbers)
+            out = forward(query, key, value, runs, runs.key)
+            ends.append((out.detach(), *torch.autograd.grad(out.cos().sum(), (query, key, value))))
+        for ours, plain in zip(*ends, strict=True):
+            torch.testing.assert_close(ours, plain, rtol=1e-10, atol=1e-12)
+    assert len(graphs) == 1
 
 
 @pytest.mark.parametrize("window", [None, 4])

@@ -3,6 +3,7 @@
 Run by `test_on_ranks.py` as `python -m tests.train.on_ranks TRAINER FOLDER`; the place is in RANK and WORLD_SIZE.
 """
 
+import functools
 import itertools
 import json
 import math
@@ -14,12 +15,14 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
+import torch._dynamo
 import torch.distributed as dist
 from torch._dynamo.utils import counters
 
 from tests.models.families import build
 from tests.models.gguf_files import tiny_llama
 from tests.models.test_quantized import computes_what_the_trainer_does
+from tests.oracles import varlen
 from tests.plan.test_estimate import recipe_of
 from tests.train import batches, sampled
 from tests.train.batches import (
@@ -347,24 +350,29 @@ def sums(ranks: Ranks, root: Path) -> dict[str, Any]:
 def packed_and_compiled(ranks: Ranks, root: Path) -> dict[str, Any]:
     """In bfloat16 as on a GPU: rows are packed and blocks compiled, here by a compiler that makes no machine code.
 
-    The weights are float32, and the forward is not: proofs must allow its rounding.
+    A block is one graph for each width, with recomputed activations too, whatever the lengths. The weights are float32,
+    and the forward is not: proofs must allow its rounding.
     """
-    plain = compiled._compiled
-    compiled._compiled = lambda plain, _: torch.compile(plain, dynamic=False, backend="aot_eager")
-    try:
-        save(two_layers(), root / "packed")
-        ranks.barrier()
-        config = TrainConfig(device="cpu", packing="on", compile="on", **FSDP)
+    save(two_layers(), root / "packed")
+    ranks.barrier()
+    with pytest.MonkeyPatch.context() as patch:
+        varlen.take_the_place_of_the_kernel(patch)
+        patch.setattr(torch._dynamo.config, "recompile_limit", compiled.MAX_GRAPHS)
+        traced = functools.cache(lambda plain, _: torch.compile(plain, dynamic=False, backend="aot_eager"))
+        patch.setattr(compiled, "_compiled", traced)
+        config = TrainConfig(device="cpu", packing="on", compile="on", micro_batch_tokens=256, **FSDP, **CHEAP)
         backend = LESSONS["grpo"].begin(Backend(load_model(str(root / "packed"), "bfloat16"), config, ranks))
-        counters.clear()
         before = weights(backend)
+        counters.clear()
         grpo(backend, 0)
+        graphs = counters["stats"]["unique_graphs"]
+        assert graphs > 0
+        grpo(backend, 1)
+        assert counters["stats"]["unique_graphs"] == graphs, "no new one for new lengths"
+        assert not counters["graph_break"]
         assert packs_rows(backend)
-        assert counters["stats"]["unique_graphs"] > 0
         assert backend.dtype == torch.bfloat16
         return {"packed and compiled": {"moved": distance(weights(backend), before)}}
-    finally:
-        compiled._compiled = plain
 
 
 def of_bits(ranks: Ranks, root: Path) -> dict[str, Any]:
