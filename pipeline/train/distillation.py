@@ -17,8 +17,9 @@ from verizero.pipeline.errors import DataError, EngineError, GradingError, NonFi
 from verizero.pipeline.models.comparison import Readout, compare_at, readout
 from verizero.pipeline.models.forward import Targets, can_pack, spread
 from verizero.pipeline.models.strictness import given_away
-from verizero.pipeline.rl.distillation import Compared, ServedLogprobs, distillation_loss, stale_weights
+from verizero.pipeline.rl.distillation import Compared, ServedLogprobs, stale_weights
 from verizero.pipeline.rl.divergences import Objective
+from verizero.pipeline.rl.reduce import aggregate
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.texts import Row, laid_out, pieces_of_rank, row_after
 from verizero.pipeline.train.trees import best_paths, packed_paths, tree_metrics
@@ -137,7 +138,7 @@ def distill_gradient(
                 spread(x, batch.mask, batch.targets.at) for x in (compared.divergence, compared.logprobs)
             )
             divergences, sums = _weighted(divergences, logprobs, batch, objective)
-            loss = distillation_loss(divergences, batch.mask, total)
+            loss = aggregate("token_mean", divergences, batch.mask, tokens=total, sequences=0.0, norm_length=None)
             backend.backward(coef * loss)
             stats[number] += torch.cat([_sums(divergences, compared), sums])
     stats = backend.ranks.all_reduce(stats)
