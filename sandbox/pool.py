@@ -39,7 +39,7 @@ _PROGRAMS = {
 _SUITE_PROGRAM = b"def f(text): return text[::-1]"
 
 
-class Pool:
+class Pool(contextlib.AbstractContextManager["Pool"]):
     """Workers behind walls.
 
     `workers`: how many programs run at one time, by default two per usable core. `min_level`: the isolation level below
@@ -309,9 +309,6 @@ class Pool:
         if self._keeper is not None:
             self._keeper.worker.close_our_ends()
         self._reset()
-
-    def __enter__(self) -> Pool:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

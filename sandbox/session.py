@@ -5,6 +5,7 @@ A session whose keeper or interpreter is killed from outside is lost, and every 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -48,7 +49,7 @@ class CallResult:
 _DEFAULT_LIMITS = Limits()
 
 
-class Session:
+class Session(contextlib.AbstractContextManager["Session"]):
     """One session. Its methods may be called from any thread; they wait for each other.
 
     `limits` are those of one call; `disk_mib` is of all files together. `calls`: how many calls there may be. `pool`
@@ -94,9 +95,6 @@ class Session:
         """End the session. May be called twice."""
         self._closed = True
         self._end()
-
-    def __enter__(self) -> Session:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -50,10 +50,7 @@ class RewardModelParams(VerifierParams):
     max_tokens: int = Field(4_096, ge=8, description="a longer text is an error; texts are never cut")
     device: str = "cpu"
 
-    @field_validator("step_end")
-    @classmethod
-    def _is_expression(cls, value: str | None) -> str | None:
-        return check_expression(value)
+    _is_expression = field_validator("step_end")(check_expression)
 
 
 @verifier(batch=True)

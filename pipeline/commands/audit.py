@@ -10,7 +10,6 @@ from verizero.pipeline.shown import show
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
     command = commands.add_parser(
         "audit", help="false positives and negatives of verifiers on labelled rows, and probes"
     )

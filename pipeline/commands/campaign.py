@@ -40,7 +40,6 @@ RECORD = "campaign.json"
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
     command = commands.add_parser("campaign", help="the next rounds of a campaign, from its newest model")
     command.add_argument("name", help="its folder under campaigns/")
     add_recipe(command)

@@ -18,7 +18,6 @@ START = "start"
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
     command = commands.add_parser("chat", help="talk to a model in the terminal, or to two at once")
     command.add_argument("model", help="a run's folder, a model's folder, or a hub id")
     command.add_argument("--template", choices=("plain", "chat", "r1_zero"), help="default: the run's, else chat")

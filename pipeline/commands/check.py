@@ -19,7 +19,6 @@ from verizero.pipeline.shown import show
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
     command = commands.add_parser(
         "check", help="before a run: its objective, its data and graders, this machine, memory and time"
     )

@@ -26,7 +26,6 @@ RECORD = "compare.json"
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
     command = commands.add_parser("compare", help="recipes side by side from the same start, on one page")
     command.add_argument("recipes", nargs="+", help="YAML files, or names of recipes in configs/")
     add_overrides(command)

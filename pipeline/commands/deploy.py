@@ -12,7 +12,6 @@ from verizero.pipeline.shown import show
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
     command = commands.add_parser("deploy", help="register the deployments for a work pool of a running server")
     command.add_argument("--pool", required=True, help="a work pool of type process or kubernetes")
     add_recipes_folder(command)

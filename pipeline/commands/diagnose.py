@@ -25,7 +25,6 @@ WIDTH = 110
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
     command = commands.add_parser("diagnose", help="why a run does not learn, or a recipe will not, with what shows it")
     command.add_argument(
         "paths",

@@ -13,7 +13,6 @@ from verizero.pipeline.shown import show
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
     command = commands.add_parser("doctor", help="what is installed, what works here, and what to install")
     command.add_argument(
         "recipe", nargs="?", help="require also what this recipe needs; a YAML file, or a name in configs/"

@@ -43,7 +43,6 @@ LONG, DEEP = 2**20, 200
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
     command = commands.add_parser("environment", help="check that an environment may be played by a policy")
     command.add_argument("rows", nargs="?", type=Path, help="rows {question, answer} to play; default: its EXAMPLE")
     command.add_argument("--check", metavar="NAME", required=True, help="a name, or file.py:function")

@@ -25,7 +25,6 @@ OF_SUITES = ("data_dir", "limit", "samples", "max_tokens", "template", "out")
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
     command = commands.add_parser(
         "eval", help="a model on a recipe's held-out prompts, or one or two on named suites: math500, gsm8k, …"
     )

@@ -16,7 +16,6 @@ NAMES = {"verifier": "sorted_letters", "environment": "letter_game"}
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
     command = commands.add_parser("new", help="write a new verifier or environment with its tests and a recipe")
     command.add_argument("kind", choices=tuple(NAMES))
     command.add_argument("name", help="its name, e.g. my_domain")

@@ -14,7 +14,6 @@ GPUS, GPU = 8, "h100"
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
     command = commands.add_parser("plan", help="memory and time of a recipe on some GPUs, before it runs there")
     add_recipe(command)
     command.add_argument("--gpus", type=int, default=GPUS, help=f"default: {GPUS}")

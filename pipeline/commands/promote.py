@@ -16,7 +16,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -43,7 +43,6 @@ OnSuites = Callable[[Path], Mapping[str, Any]]
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
     command = commands.add_parser("promote", help="compare a finished run with the champion of a registry")
     command.add_argument("run_folder", type=Path, metavar="run", help="e.g. runs/demo")
     command.add_argument("--registry", type=Path, default=Path("registry"), help="default: registry")
@@ -251,7 +250,7 @@ def describe(
         "promoted": datetime.now(UTC).isoformat(timespec="seconds"),
         "decided_by": decided_by,
         "verdict": comparison.verdict,
-        "difference": None if difference is None else difference.as_dict(),
+        "difference": None if difference is None else asdict(difference),
         "num_prompts": comparison.num_prompts,
         "measured_on": sorted(comparison.domains),
         "run": str(run),
@@ -283,7 +282,7 @@ def _decide(comparison: Comparison, registry: Path, decision: str, decided_by: s
         "run": str(comparison.run),
         "champion": None if comparison.champion is None else comparison.champion.name,
         "verdict": comparison.verdict,
-        "difference": None if comparison.difference is None else comparison.difference.as_dict(),
+        "difference": None if comparison.difference is None else asdict(comparison.difference),
         "decision": decision,
         "decided_by": decided_by,
     }

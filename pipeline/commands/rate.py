@@ -43,7 +43,6 @@ READ = ("name", "seed", "output", "model", "data", "rollout", "scoring", "sandbo
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
     command = commands.add_parser("rate", help="how often a model answers each training prompt right, written as rows")
     add_recipe(command)
     add_model(command)

@@ -11,7 +11,6 @@ from verizero.pipeline.shown import show
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
     command = commands.add_parser("report", help="rebuild report.html and summary.json from a run's files")
     command.add_argument("folder", type=Path, help="e.g. runs/demo")
     command.set_defaults(run=run)

@@ -11,7 +11,6 @@ from verizero.pipeline.shown import show
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
     command = commands.add_parser("serve", help="Prefect's server and UI, the deployments and a runner, here")
     command.add_argument("--port", type=int, default=4200, help="port of the UI and the API on loopback; default: 4200")
     add_recipes_folder(command)

@@ -20,7 +20,6 @@ from verizero.pipeline.shown import show
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
     command = commands.add_parser("train", help="run a recipe: data, SFT, RL rounds, evaluation, report")
     command.add_argument(
         "recipe", help="a YAML file, or the name of a recipe in configs/; or a model, if DATA is given"

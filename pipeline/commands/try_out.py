@@ -24,7 +24,6 @@ MINUTE_S = 60.0
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
     command = commands.add_parser("try", help="some prompts as the model gets them, its answers, and their rewards")
     add_recipe(command)
     add_model(command)

@@ -19,7 +19,6 @@ from verizero.pipeline.types import Verdict
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
     command = commands.add_parser("verify", help="grade JSONL rows {id, verifier, reference, response}")
     command.add_argument("rows", nargs="?", type=Path, help="a file; default: standard input")
     command.add_argument("--batch", type=int, default=1, help="rows graded together before lines are written")

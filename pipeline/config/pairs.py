@@ -77,11 +77,6 @@ class PairSource(RowSource):
         """The source's name in messages and counts."""
         return label_of(self.file, self.hub)
 
-    @property
-    def can_grade(self) -> bool:
-        """True if the rows may name a verifier and a reference."""
-        return self.mapping.answer is not None and (self.verifier is not None or self.mapping.verifier is not None)
-
 
 class PairingConfig(Section):
     """Rules for making pairs of a better and a worse response from the graded responses to a prompt."""
@@ -170,7 +165,7 @@ class PairStage(StageSection):
         if self.on_wrong_chosen != "keep" and not self.pairs:
             raise ValueError(f"{field} is about pairs of files, and there are none; set it to keep")
         for source in self.pairs if self.on_wrong_chosen != "keep" else ():
-            if not source.can_grade:
+            if source.mapping.answer is None or (source.verifier is None and source.mapping.verifier is None):
                 raise ValueError(
                     f"{field} needs a verifier for {source.label}; set its verifier and mapping.answer, or "
                     "on_wrong_chosen: keep"

@@ -58,10 +58,7 @@ class RewardModelConfig(PairStage):
     )
     optimizer: OptimizerConfig = OptimizerConfig(schedule="linear", warmup_steps=10)
 
-    @field_validator("step_end")
-    @classmethod
-    def _is_expression(cls, value: str | None) -> str | None:
-        return check_expression(value)
+    _is_expression = field_validator("step_end")(check_expression)
 
     @model_validator(mode="after")
     def _fits(self) -> RewardModelConfig:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, field_validator
 
 from verizero.pipeline.algorithms.base import chosen, explain_algorithm, load_algorithm
 from verizero.pipeline.config.choices import VerifierChoice
@@ -42,10 +42,7 @@ class RlConfig(RoundsConfig):
         None, description="term of distillation in each update, e.g. from the policy itself with feedback (SDPO)"
     )
 
-    @field_validator("algorithm")
-    @classmethod
-    def _file(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        return located(value, info)
+    _file = field_validator("algorithm")(located)
 
     def taken_from_stages(self) -> dict[str, tuple[str, str]]:
         """Return the stage whose reward model grades, and the stages whose policies are teachers."""

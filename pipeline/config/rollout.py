@@ -140,11 +140,7 @@ class RolloutConfig(Section):
         """Field of the recipe with the parameters of the servers."""
         return "rollout.vllm" if self.engine == VLLM_SERVER else "rollout.server"
 
-    @field_validator("engine")
-    @classmethod
-    def _is_known(cls, engine: str) -> str:
-        check_engine(engine)
-        return engine
+    _is_known = field_validator("engine")(check_engine)
 
     @model_validator(mode="after")
     def _server_fits(self) -> RolloutConfig:

@@ -43,15 +43,16 @@ class ServerParams(Section):
     )
 
 
-def check_engine(name: str) -> None:
-    """Raise ValueError unless there is an engine of that name."""
+def check_engine(name: str) -> str:
+    """Return the name. Raises: ValueError unless there is an engine of that name."""
     if name in (*IN_PROCESS, VLLM_SERVER):
-        return
+        return name
     known = [*IN_PROCESS, *registry.names("servers")]
     if name not in known:
         hint = did_you_mean(name, known, f"known: {', '.join(known)}")
         others = "others come with installed packages (entry points verizero.servers)"
         raise ValueError(f"no engine has that name; {hint}; {others}, got {name!r}")
+    return name
 
 
 def load_servers(name: str) -> tuple[type[ServerParams], Callable[..., Any]]:

@@ -63,7 +63,7 @@ class ChatText:
 
     def inert(self, text: str, but: tuple[str, ...] = ()) -> str:
         """Return the text with a cut in every name of a special token in it, except `but`."""
-        known = CUT.join(self.foreign_text.known(part, counts=False) for part in text.split(CUT))
+        known = CUT.join(self.foreign_text.known(part) for part in text.split(CUT))
         return self.foreign_text.cut(known, CUT, but)
 
     def inert_message(self, message: Message, but: tuple[str, ...] = ()) -> Message:

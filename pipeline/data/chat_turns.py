@@ -101,8 +101,6 @@ class ChatTurns:
 
         Raises: DataError if the template refuses the conversation, or shows nothing of the new messages.
         """
-        for message in new:
-            self.foreign_text.known(message.content)  # counts what is replaced, once
         places = _places(history, len(sampled))
         history = [m if n in places else self.chat.of_others(m) for n, m in enumerate(history)]
         new = [self.chat.of_others(m) for m in new]

@@ -21,8 +21,6 @@ class ForeignText:
     def __init__(self, tokenizer: Any) -> None:
         """`tokenizer` is a Hugging Face tokenizer."""
         self.tokenizer = tokenizer
-        self.num_replaced = 0
-        """Characters that were replaced or left out so far, because the tokenizer does not know them."""
         self.added = {str(token): int(i) for i, token in tokenizer.added_tokens_decoder.items()}
         """Name -> id of the tokens besides the vocabulary, e.g. the end of a turn."""
         # Some tokenizers add runs of spaces and single characters to the vocabulary in this way: those are text.
@@ -32,15 +30,13 @@ class ForeignText:
         self._mark = re.compile(f"(?={'|'.join(map(re.escape, sorted(marks)))})") if marks else None
         self._knows_instead = not unknown_characters(tokenizer, REPLACEMENT)
 
-    def known(self, text: str, counts: bool = True) -> str:
-        """Return the text with unknown characters replaced or removed, and count them."""
-        if not text.isascii() and LONE_SURROGATE.search(text):
-            text, num = LONE_SURROGATE.subn("\ufffd", text)
-            self.num_replaced += num * counts
+    def known(self, text: str) -> str:
+        """Return the text with unknown characters replaced or removed."""
+        if not text.isascii():
+            text = LONE_SURROGATE.sub("\ufffd", text)
         unknown = unknown_characters(self.tokenizer, text)
         if not unknown:
             return text
-        self.num_replaced += sum(map(text.count, unknown)) * counts
         return text.translate(dict.fromkeys(map(ord, unknown), REPLACEMENT if self._knows_instead else None))
 
     def has_marks(self, text: str) -> bool:
@@ -61,9 +57,7 @@ class ForeignText:
         if self._mark is not None and not self._special.isdisjoint(ids):
             # Tokens that are added but not "special" are found all the same. Cut within their names, they are not.
             ids = [token for part in self._parts(self._mark, text) for token in self._encoded(part)]
-            safe = [token for token in ids if token not in self._special]
-            self.num_replaced += len(ids) - len(safe)
-            ids = safe
+            ids = [token for token in ids if token not in self._special]
         return tuple(ids)
 
     def _parts(self, mark: re.Pattern[str], text: str, but: tuple[str, ...] = ()) -> list[str]:

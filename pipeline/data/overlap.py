@@ -45,8 +45,6 @@ class Overlap:
     matches: tuple[Match, ...]
     num_evaluation: int
     num_train: int
-    num_short: int
-    """Evaluation prompts without an n-gram of their own (few words, or instructions only): compared for equality."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -85,13 +83,11 @@ def find_overlap(train: Sequence[Prompt], evaluation: Sequence[Prompt], ngram: i
     holders = _prompts_with(train, set().union(*distinct.values()), ngram)
     common = {g for g, ids in holders.items() if len(ids) > max(5, MAX_SHARE_OF_TASK_WORDS * len(train))}
     matches = []
-    num_short = 0
     for prompt in evaluation:
         if prompt.environment is not None and normalise(prompt.question) in hidden:
             continue
         # Without this, two tasks under the same long instruction would count as equal.
         grams = distinct[prompt.id] - common
-        num_short += not grams
         shared = [g for g in grams if g in holders]
         if prompt.question in exact:
             matches.append(Match(prompt.id, tuple(exact[prompt.question]), "exact", 1.0))
@@ -101,7 +97,7 @@ def find_overlap(train: Sequence[Prompt], evaluation: Sequence[Prompt], ngram: i
             matches_of = Counter(i for g in shared for i in holders[g])
             ids = tuple(i for i, _ in sorted(matches_of.items(), key=lambda item: (-item[1], item[0])))
             matches.append(Match(prompt.id, ids, "ngram", len(shared) / len(grams)))
-    return Overlap(tuple(matches), len(evaluation), len(train), num_short)
+    return Overlap(tuple(matches), len(evaluation), len(train))
 
 
 def check_overlap(

@@ -70,7 +70,6 @@ class PackageEpisode(agent.Agent):
         self.package, self.reward_range = params.package, params.reward_range
 
     def step(self, message: Message) -> Reply:
-        """Answer the program's request, and wait for its next one or for its end."""
         reply = super().step(message)
         if not reply.done:
             return reply

@@ -103,11 +103,6 @@ def same_key(key: str, right_key: str) -> bool:
     return hmac.compare_digest(key.encode("utf-8", "replace"), right_key.encode("utf-8", "replace"))
 
 
-def plain_error(refused: Refused) -> dict[str, Any]:
-    """Return the body of an error answer."""
-    return {"error": refused.message}
-
-
 class Service:
     """An HTTP service on one address: in a thread as a context manager, or in the foreground by `run`."""
 
@@ -118,7 +113,7 @@ class Service:
         port: int = 0,
         token: str | None = None,
         admits: Callable[[str, str], None] | None = None,
-        error: Callable[[Refused], dict[str, Any]] = plain_error,
+        error: Callable[[Refused], dict[str, Any]] = lambda refused: {"error": refused.message},
         max_body: int = MAX_BODY,
     ) -> None:
         """Bind the address; port 0: any free one. `token`: None makes a new one.

@@ -56,11 +56,6 @@ def frozen_base(model: Any) -> list[torch.nn.Parameter]:
     return [p for p in model.parameters() if not p.requires_grad] if has_adapters else []
 
 
-def has_experts(layer: Any) -> bool:
-    """True if the adapters are those of experts' parameters."""
-    return hasattr(layer, "parameter_name")
-
-
 def name_of(name: str, layer: Any) -> str:
     """Return the name, in the policy, of the frozen weight of the module with adapters that has this name."""
     key = getattr(layer, "parameter_name", "weight")

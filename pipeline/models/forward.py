@@ -13,14 +13,13 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models import kernels, runs
 from verizero.pipeline.models.proof import agree, evaluating, packs, probe_ids
 from verizero.pipeline.models.routing import Rerouted, replaying
 from verizero.pipeline.models.runs import Runs
-from verizero.pipeline.rl.logprobs import check_scoring, logprobs_and_entropy, pull_rows, score_rows
+from verizero.pipeline.rl.logprobs import ChunkedScores, check_scoring, logprobs_and_entropy
 
 PLAIN_HEAD_BLOCKERS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
 """Settings that bend or scale the logits: a proof on small weights might not see them."""
@@ -255,7 +254,7 @@ def head_logprobs(
             scratch = min(SCRATCH_ELEMENTS, chunk_tokens * len(head.weight))
             values, spread = log_probs(states, head.weight, targets, temperature, entropy, scratch=scratch)
             return (values,) if spread is None else (values, spread)
-        both: tuple[Tensor, Tensor] = _Head.apply(  # type: ignore[no-untyped-call]
+        both: tuple[Tensor, Tensor] = ChunkedScores.apply(  # type: ignore[no-untyped-call]
             states, head.weight, head.bias, targets, temperature, kept, chunk_tokens
         )
         return both if entropy else both[:1]
@@ -284,60 +283,3 @@ def call_as_forward(module: Any, compute: Callable[..., Any], *inputs: Tensor) -
             del module.forward
         else:
             module.forward = before
-
-
-class _Head(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
-        temperature: float,
-        kept: Tensor | None,
-        chunk_tokens: int,
-    ) -> tuple[Tensor, Tensor]:
-        dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-        picked = torch.empty(len(hidden), dtype=dtype, device=hidden.device)
-        normaliser, entropy = torch.empty_like(picked), torch.empty_like(picked)
-        for rows in _chunks(len(hidden), chunk_tokens):
-            logits = F.linear(hidden[rows], weight, bias).to(dtype)
-            cut = None if kept is None else kept[rows]
-            picked[rows], normaliser[rows], entropy[rows] = score_rows(logits, targets[rows], temperature, cut)
-        ctx.save_for_backward(hidden, weight, bias, targets, normaliser, entropy, kept)
-        ctx.temperature, ctx.chunk_tokens = temperature, chunk_tokens
-        ctx.set_materialize_grads(False)
-        return picked, entropy
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, pull: Tensor | None, spread: Tensor | None = None) -> tuple[Tensor | None, ...]:
-        if pull is None and spread is None:
-            return (None,) * 7
-        hidden, weight, bias, targets, normaliser, entropy, kept = ctx.saved_tensors
-        pull = torch.zeros_like(normaliser) if pull is None else pull
-        to_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
-        to_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
-        to_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
-        for rows in _chunks(len(hidden), ctx.chunk_tokens):
-            pulled = pull_rows(
-                F.linear(hidden[rows], weight, bias).to(normaliser.dtype),
-                targets[rows],
-                ctx.temperature,
-                None if kept is None else kept[rows],
-                (normaliser[rows], entropy[rows]),
-                pull[rows],
-                None if spread is None else spread[rows],
-            ).to(weight.dtype)
-            if to_hidden is not None:
-                to_hidden[rows] = pulled @ weight
-            if to_weight is not None:
-                to_weight.addmm_(pulled.t(), hidden[rows])
-            if to_bias is not None:
-                to_bias += pulled.sum(0)
-        return to_hidden, to_weight, to_bias, None, None, None, None
-
-
-def _chunks(num: int, size: int) -> list[slice]:
-    return [slice(start, start + size) for start in range(0, num, size)]

@@ -21,7 +21,6 @@ from verizero.pipeline.errors import CheckpointError, ConfigError, boundary
 from verizero.pipeline.models.adapted_layers import (
     NAME,
     chosen,
-    has_experts,
     name_of,
     plain_name,
     total,
@@ -124,12 +123,6 @@ class Adapted:
             self.base = hashed((name, p.shape, sums[name]) for name, p in self.twin.named_parameters())
             self._unread = None
 
-    @property
-    def has_unusual_layers(self) -> bool:
-        """True if adapters are on experts or on the output layer."""
-        head = self.model.get_output_embeddings()
-        return any(has_experts(layer) or layer is head for layer in self.layers.values())
-
     def is_fresh(self, whole: GatherParameters = as_they_are) -> bool:
         """True if the adapters change nothing, because they have learned nothing yet."""
         changes = False
@@ -199,7 +192,8 @@ class Adapted:
 
         `blocks` yields the base's weights by the names of a plain module.
         """
-        if self.has_unusual_layers:
+        head = self.model.get_output_embeddings()
+        if any(hasattr(layer, "parameter_name") or layer is head for layer in self.layers.values()):
             return None
 
         def base() -> Iterator[tuple[str, Tensor]]:

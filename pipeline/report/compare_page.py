@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
@@ -92,8 +92,8 @@ def summarize_runs(runs: Sequence[RunOutcome], first: Sequence[RunOutcome]) -> d
     return {
         "before": fmean(fmean(r.before.values()) for r in runs),
         "after": fmean(fmean(r.after.values()) for r in runs),
-        "gain": gain.as_dict(),
-        "against_first": against and against.as_dict(),
+        "gain": asdict(gain),
+        "against_first": against and asdict(against),
         **{axis: fmean(r.at[axis][-1] for r in runs) for axis in AXES},
         "num_runs": len(runs),
     }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from functools import lru_cache
 from math import comb
@@ -186,7 +186,7 @@ def summarize_domain(samples: Sequence[PromptSamples], k: int) -> dict[str, Any]
             each = list(values.values())
             bounds = {"length": (0.0, math.inf), "reward": (-math.inf, math.inf)}.get(name)  # all others are shares
             estimate = rate_interval(each) if bounds is None else mean_interval(each, bounds)
-            summary[name] = estimate.as_dict()
+            summary[name] = asdict(estimate)
     summary["num_prompts"] = len(samples)
     summary["by_prompt"] = [[prompt_id, value] for prompt_id, value in by_name["pass@1"].items()]
     if by_name["score"] != by_name["pass@1"]:

@@ -34,10 +34,6 @@ class Estimate:
     low: float
     high: float
 
-    def as_dict(self) -> dict[str, float]:
-        """The three numbers by name."""
-        return {"value": self.value, "low": self.low, "high": self.high}
-
 
 def rate_interval(values: Sequence[float]) -> Estimate:
     """The mean of values in [0, 1], one a prompt, with its interval: Wilson's, at the effective number of prompts.

@@ -26,7 +26,7 @@ from torch import Tensor
 from verizero.pipeline.rl.divergences import Divergence, Objective
 from verizero.pipeline.rl.logprobs import NEVER, working
 from verizero.pipeline.rl.ratios import exp_clamped
-from verizero.pipeline.rl.reduce import aggregate, masked
+from verizero.pipeline.rl.reduce import masked
 
 LEAST_REST = 1e-6
 """The least probability of all other tokens: a server's numbers are rounded, and may add up to above 1."""
@@ -126,14 +126,6 @@ def stale_weights(logprobs: Tensor, rollout_logprobs: Tensor, stale: Tensor, mas
     is_above = (weights > how.stale_cap) & stale.unsqueeze(1) & mask
     values = torch.where(stale.unsqueeze(1), weights.clamp(max=how.stale_cap), torch.ones_like(weights))
     return Weights(values, is_above)
-
-
-def distillation_loss(divergences: Tensor, mask: Tensor, total_tokens: float) -> Tensor:
-    """Return this micro-batch's share of the mean divergence of a token, all [B, T].
-
-    `total_tokens` is counted over all micro-batches and ranks of the optimiser step.
-    """
-    return aggregate("token_mean", divergences, mask, tokens=total_tokens, sequences=0.0, norm_length=None)
 
 
 def at(log_probs: Tensor | None, ids: Tensor) -> Tensor:

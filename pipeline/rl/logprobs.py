@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from verizero.pipeline.errors import ConfigError, DataError
 
@@ -34,9 +35,10 @@ def logprobs_and_entropy(
     """
     shape, vocab = targets.shape, logits.shape[-1]
     check_scoring(targets.reshape(-1), temperature, kept)
-    out = _Chunked.apply(  # type: ignore[no-untyped-call]
-        logits.reshape(-1, vocab), targets.reshape(-1), float(temperature), kept
-    )
+    out = ChunkedScores.apply(  # type: ignore[no-untyped-call]
+        logits.reshape(-1, vocab), None, None, targets.reshape(-1), float(temperature), kept,
+        max(1, CHUNK_ELEMENTS // max(1, vocab)),
+    )  # fmt: skip
     return out[0].reshape(shape), out[1].reshape(shape)
 
 
@@ -134,46 +136,69 @@ def _tempered(logits: Tensor, targets: Tensor, temperature: float, kept: Tensor 
     return logits
 
 
-class _Chunked(torch.autograd.Function):
+class ChunkedScores(torch.autograd.Function):
+    """Log-probs of targets and entropies, each [N], of states, by some rows of logits at a time.
+
+    The logits of states [N, H] are those of an output layer: `weight` [V, H], `bias`. Without a weight the states are
+    the logits, [N, V]. The backward makes the logits and their softmax again: only [N] numbers are saved.
+    """
+
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, targets: Tensor, temperature: float, kept: Tensor | None
+        ctx: Any,
+        states: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        targets: Tensor,
+        temperature: float,
+        kept: Tensor | None,
+        chunk_tokens: int,
     ) -> tuple[Tensor, Tensor]:
-        dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
-        picked = torch.empty(logits.shape[0], dtype=dtype, device=logits.device)
+        dtype = torch.float64 if states.dtype == torch.float64 else torch.float32
+        picked = torch.empty(len(states), dtype=dtype, device=states.device)
         normaliser, entropy = torch.empty_like(picked), torch.empty_like(picked)
-        for rows in _chunks(logits):
+        for rows in _chunks(len(states), chunk_tokens):
+            logits = _logits_of(states[rows], weight, bias, dtype)
             cut = None if kept is None else kept[rows]
-            # A copy, because `score_rows` overwrites what it gets.
-            picked[rows], normaliser[rows], entropy[rows] = score_rows(
-                logits[rows].to(dtype, copy=True), targets[rows], temperature, cut
-            )
-        ctx.save_for_backward(logits, targets, normaliser, entropy, kept)
-        ctx.temperature = temperature
+            picked[rows], normaliser[rows], entropy[rows] = score_rows(logits, targets[rows], temperature, cut)
+        ctx.save_for_backward(states, weight, bias, targets, normaliser, entropy, kept)
+        ctx.temperature, ctx.chunk_tokens = temperature, chunk_tokens
         ctx.set_materialize_grads(False)  # an output without a gradient gives None, not zeros
         return picked, entropy
 
     @staticmethod
-    def backward(ctx: Any, pull: Tensor | None, spread: Tensor | None) -> tuple[Tensor | None, None, None, None]:
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, pull: Tensor | None, spread: Tensor | None = None) -> tuple[Tensor | None, ...]:
         if pull is None and spread is None:
-            return None, None, None, None
-        logits, targets, normaliser, entropy, kept = ctx.saved_tensors
+            return (None,) * 7
+        states, weight, bias, targets, normaliser, entropy, kept = ctx.saved_tensors
         pull = torch.zeros_like(normaliser) if pull is None else pull
-        # The softmax is made again from the logits, chunk by chunk: only [N] numbers were saved.
-        grad = torch.empty_like(logits)
-        for rows in _chunks(logits):
-            grad[rows] = pull_rows(
-                logits[rows].to(normaliser.dtype, copy=True),
+        to_states = torch.empty_like(states) if ctx.needs_input_grad[0] else None
+        to_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        to_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
+        for rows in _chunks(len(states), ctx.chunk_tokens):
+            pulled = pull_rows(
+                _logits_of(states[rows], weight, bias, normaliser.dtype),
                 targets[rows],
                 ctx.temperature,
                 None if kept is None else kept[rows],
                 (normaliser[rows], entropy[rows]),
                 pull[rows],
                 None if spread is None else spread[rows],
-            ).to(grad.dtype)
-        return grad, None, None, None
+            ).to((states if weight is None else weight).dtype)
+            if to_states is not None:
+                to_states[rows] = pulled if weight is None else pulled @ weight
+            if to_weight is not None:
+                to_weight.addmm_(pulled.t(), states[rows])
+            if to_bias is not None:
+                to_bias += pulled.sum(0)
+        return to_states, to_weight, to_bias, None, None, None, None
 
 
-def _chunks(logits: Tensor) -> list[slice]:
-    size = max(1, CHUNK_ELEMENTS // max(1, logits.shape[1]))
-    return [slice(start, start + size) for start in range(0, logits.shape[0], size)]
+def _logits_of(states: Tensor, weight: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Return logits that `score_rows` and `pull_rows` may overwrite."""
+    return states.to(dtype, copy=True) if weight is None else F.linear(states, weight, bias).to(dtype)
+
+
+def _chunks(num: int, size: int) -> list[slice]:
+    return [slice(start, start + size) for start in range(0, num, size)]

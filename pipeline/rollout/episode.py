@@ -165,7 +165,7 @@ class OpenEpisode:
             prompt_ids=first.observed,
             response_ids=first.sampled,
             logprobs=first.logprobs,
-            text=transcript.first_text,
+            text=next((m.content for m in self.messages if m.role == "assistant"), ""),
             finish_reason=first.finish_reason,
             policy_version=first.policy_version,
             kept=first.kept,

@@ -126,11 +126,6 @@ class Transcript:
         """The rows in which a turn trains."""
         return tuple(tuple(b.turns) for b in self.branches if any(turn.trains for turn in b.turns))
 
-    @property
-    def first_text(self) -> str:
-        """The policy's first words."""
-        return next((m.content for m in self.messages if m.role == "assistant"), "")
-
     def begin(self, start: Start) -> None:
         """Show the first messages of the environment."""
         opening = self.conversing.opening(self.prompt, start.messages)

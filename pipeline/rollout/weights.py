@@ -36,16 +36,14 @@ def weights_of(model: Any) -> Weights:
 
 
 class CountedWeights:
-    """Yields the weights of another iterable, and counts tensors and bytes."""
+    """Yields the weights of another iterable, and counts their bytes."""
 
     def __init__(self, weights: Named) -> None:
         self._weights = weights
-        self.num_tensors = 0
         self.num_bytes = 0
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in self._weights:
-            self.num_tensors += 1
             self.num_bytes += tensor.numel() * tensor.element_size()
             yield name, tensor
 

@@ -30,7 +30,6 @@ from verizero.pipeline.train.distillation import (
     ModelTeacher,
     ReferenceTeacher,
     ServedTeacher,
-    Server,
     Teacher,
 )
 from verizero.pipeline.types import Group, Prompt, StepMetrics, Verdict
@@ -115,9 +114,8 @@ def _made(
         train = config.train
         whole = train.lora is not None or train.offload != "none" or train.backend == "fsdp"
         return ReferenceTeacher(backend, whole)
-    if teacher.url is not None and teacher.model is not None:
-        limits = teacher.model_dump(include={"api_key_variable", "timeout_s", "retries", "parallel"})
-        return ServedTeacher(Server(teacher.url, teacher.model, **limits), top_k, backend.model.config.vocab_size)
+    if teacher.url is not None:
+        return ServedTeacher(teacher, top_k, backend.model.config.vocab_size)
     path = teacher.path
     if path is None:  # the policy that a stage left
         end = checkpoint.path_of(run.folder / "checkpoints", state.stage_ends[teacher.stage or ""])

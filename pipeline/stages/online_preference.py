@@ -22,13 +22,7 @@ from verizero.pipeline.seeds import stream
 from verizero.pipeline.stages._pairs import loss_of, update_settings
 from verizero.pipeline.stages.base import StageKind
 from verizero.pipeline.stages.rl import rl_phases, update_policy
-from verizero.pipeline.train.preference import (
-    PreferenceBatch,
-    PreferenceRow,
-    mismatched,
-    preference_update,
-    side_logprobs,
-)
+from verizero.pipeline.train.preference import PreferenceRow, ReferenceTable, preference_update
 from verizero.pipeline.types import Group, Prompt, StepMetrics
 
 
@@ -75,13 +69,7 @@ def train_on_pairs(
     ]
     if not rows:
         return {"pairs": 0.0}
-    others = mismatched(rows) if params.needs_divergence else []
-    batch = PreferenceBatch(
-        rows,
-        side_logprobs(backend, rows, "reference", settings) if params.needs_reference else None,
-        others,
-        side_logprobs(backend, others, "reference", settings) if others else None,
-    )
+    batch = ReferenceTable.computed(backend, params, rows, settings, "reference")
     rewards = [m.reward for group in groups for m in group.members if m.reward is not None]
     metrics = {"pairs": float(len(rows)), "reward/mean": sum(rewards) / len(rewards)}
     return {**metrics, **preference_update(backend, params, loss, batch, settings)}

@@ -54,7 +54,7 @@ def reference_table(session: Session, item: Item, rows: Sequence[PreferenceRow],
             )
         return ReferenceTable.from_bytes(params, rows, path.read_bytes())
     with session.recorder.timed("reference"):
-        table = ReferenceTable.computed(backend, params, rows, settings)
+        table = ReferenceTable.computed(backend, params, rows, settings, "policy")
     session.state.reference_version += 1
     if run.ranks.is_first:
         write_atomic(path, table.to_bytes())

@@ -71,7 +71,6 @@ class DeepSpeedTrained(Trained):
             raise self._not_finite()
 
     def discard(self) -> None:
-        """Delete the gradient."""
         self._is_bad = None
         self.engine.optimizer.zero_grad()
         zero_stored_gradients(self.engine.optimizer)

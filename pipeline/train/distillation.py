@@ -12,12 +12,14 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from verizero.pipeline.config.teaching import TeacherConfig
 from verizero.pipeline.errors import DataError, EngineError, GradingError, NonFiniteError
 from verizero.pipeline.models.comparison import Readout, compare_at, readout
 from verizero.pipeline.models.forward import Targets, can_pack, spread
 from verizero.pipeline.models.strictness import given_away
-from verizero.pipeline.rl.distillation import Compared, ServedLogprobs, distillation_loss, stale_weights
+from verizero.pipeline.rl.distillation import Compared, ServedLogprobs, stale_weights
 from verizero.pipeline.rl.divergences import Objective
+from verizero.pipeline.rl.reduce import aggregate
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.texts import Row, laid_out, pieces_of_rank, row_after
 from verizero.pipeline.train.trees import best_paths, packed_paths, tree_metrics
@@ -136,7 +138,7 @@ def distill_gradient(
                 spread(x, batch.mask, batch.targets.at) for x in (compared.divergence, compared.logprobs)
             )
             divergences, sums = _weighted(divergences, logprobs, batch, objective)
-            loss = distillation_loss(divergences, batch.mask, total)
+            loss = aggregate("token_mean", divergences, batch.mask, tokens=total, sequences=0.0, norm_length=None)
             backend.backward(coef * loss)
             stats[number] += torch.cat([_sums(divergences, compared), sums])
     stats = backend.ranks.all_reduce(stats)
@@ -335,26 +337,18 @@ class ReferenceTeacher(Teacher):
             yield answer
 
 
-@dataclass(frozen=True, slots=True)
-class Server:
-    """A server with vLLM's `prompt_logprobs` at the completions of an OpenAI-compatible interface."""
-
-    url: str
-    """Base URL, e.g. http://localhost:8000/v1."""
-    model: str
-    api_key_variable: str | None = None
-    timeout_s: float = 300.0
-    retries: int = 3
-    backoff_s: float = 1.0
-    parallel: int = 8
-
-
 class ServedTeacher(Teacher):
-    """A server of log-probs: of the sampled tokens, or of the k most likely tokens at each of them."""
+    """A server of log-probs: of the sampled tokens, or of the k most likely tokens at each of them.
 
-    def __init__(self, server: Server, top_k: int, vocab: int) -> None:
-        """`top_k` 0: the sampled tokens alone. `vocab`: the policy's number of logits."""
-        self._server, self._top_k, self._vocab = server, top_k, vocab
+    It has vLLM's `prompt_logprobs` at the completions of an OpenAI-compatible interface.
+    """
+
+    def __init__(self, server: TeacherConfig, top_k: int, vocab: int, backoff_s: float = 1.0) -> None:
+        """`top_k` 0: the sampled tokens alone. `vocab`: the policy's number of logits.
+
+        `backoff_s`: seconds before the first request that is repeated.
+        """
+        self._server, self._top_k, self._vocab, self._backoff_s = server, top_k, vocab, backoff_s
 
     def read(self, batches: Sequence[ResponseBatch]) -> Iterator[Readout | ServedLogprobs]:
         """Yield the server's log-probs, after requests for all rows, several at a time.
@@ -390,8 +384,8 @@ class ServedTeacher(Teacher):
                 raise ValueError(f"{len(entries)} places for a prompt of {len(ids)} tokens")
             return entries[start:]
 
-        address, what = f"{server.url.rstrip('/')}/completions", f"teacher at {server.url}"
-        entries_of_tokens = first_choice(address, body, read, server, what, server.backoff_s)
+        address, what = f"{str(server.url).rstrip('/')}/completions", f"teacher at {server.url}"
+        entries_of_tokens = first_choice(address, body, read, server, what, self._backoff_s)
         return [self._read_entry(entry, token) for entry, token in zip(entries_of_tokens, ids[start:], strict=True)]
 
     def _read_entry(self, entry: dict[str, Any], token: int) -> tuple[list[int], list[float]]:

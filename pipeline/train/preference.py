@@ -266,24 +266,25 @@ def _sides(batch: PreferenceBatch, micro_rows: Sequence[int], summed: _Summed, z
     return Sides(responses(slice(0, num_chosen)), responses(slice(num_chosen, None)), z)
 
 
-@dataclass(frozen=True, slots=True)
-class ReferenceTable:
-    """Log-probs of all rows under the reference, computed once, before the policy moves."""
-
-    rows: Sequence[PreferenceRow]
-    ref: Tensor | None = None
-    mismatched: Sequence[PreferenceRow] = ()
-    mismatched_ref: Tensor | None = None
+class ReferenceTable(PreferenceBatch):
+    """Log-probs of rows under the reference: of one step, or of all rows, computed once, before the policy moves."""
 
     @classmethod
     def computed(
-        cls, backend: Backend, params: PreferenceParams, rows: Sequence[PreferenceRow], settings: PreferenceSettings
+        cls,
+        backend: Backend,
+        params: PreferenceParams,
+        rows: Sequence[PreferenceRow],
+        settings: PreferenceSettings,
+        which: WhichModel,
     ) -> ReferenceTable:
-        """Compute the table with the present policy; for a loss without a reference it is empty."""
+        """Compute the table; for a loss without a reference it is empty.
+
+        `which`: the reference, or the policy, which is the reference as long as it has not been updated.
+        """
         others = mismatched(rows) if params.needs_divergence else []
-        # By the policy, which is the reference as long as it has not been updated.
-        ref = side_logprobs(backend, rows, "policy", settings) if params.needs_reference else None
-        return cls(rows, ref, others, side_logprobs(backend, others, "policy", settings) if others else None)
+        ref = side_logprobs(backend, rows, which, settings) if params.needs_reference else None
+        return cls(rows, ref, others, side_logprobs(backend, others, which, settings) if others else None)
 
     def batch(self, indices: Sequence[int]) -> PreferenceBatch:
         """Return the rows at those indices, for one optimiser step."""

@@ -49,7 +49,6 @@ class TorchTrained(Trained):
             self._norm = finite_norm(self._parameters(), self.whose, self.num_updates)
 
     def discard(self) -> None:
-        """Delete the gradient."""
         super().discard()
         self._norm = None
         for p in self._parameters():  # masters have it in place of parameters in half precision
@@ -64,7 +63,6 @@ class TorchTrained(Trained):
                 mix_in(own[name], block[name], share)
 
     def place(self, is_used: bool) -> None:
-        """Move the weights to the device if they are used next, else to the CPU's memory."""
         device = self.device if is_used else torch.device("cpu")
         if self.model.device != device:
             self.model.to(device)
@@ -76,7 +74,6 @@ class TorchTrained(Trained):
         return whole_reference(empty, blocks, self.ranks, self.device)
 
     def like(self, model: Any, whose: str) -> Trained:
-        """Return another module that is trained as this one is."""
         return TorchTrained(model, whose, self.ranks)
 
     def _write(self, folder: Path, parts: Mapping[str, Trained], in_background: bool) -> None:

@@ -180,7 +180,8 @@ def _serve(
         os._exit(frames.SETUP_FAILED)  # it died before PR_SET_PDEATHSIG was set
     if jail.has_sessions:
         cells.begin(orders, refused, jail, works_without, host_file, wall)
-    _begin(link.first_order if is_partner else orders, pids, refused, jail, works_without, host_file, wall, link)
+    first_order = link.program[0] if is_partner else orders  # the other child passes its own on to the partner
+    _begin(first_order, pids, refused, jail, works_without, host_file, wall, link)
 
 
 class _Link:
@@ -202,11 +203,6 @@ class _Link:
         for fd in (*self.tests, *self.program):
             os.close(fd)
         self.tests, self.program = [], []
-
-    @property
-    def first_order(self) -> int:
-        """The descriptor from which the partner reads its order: the other child passes its own on."""
-        return self.program[0]
 
     def pass_on(self, packet: bytes) -> None:
         """Send the order to the partner. The worker has set the limits of both by then."""

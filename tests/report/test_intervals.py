@@ -1,6 +1,7 @@
 """Intervals against published values, against limits that they must meet, and how often they hold the truth."""
 
 import math
+from dataclasses import asdict
 from statistics import fmean
 
 import numpy as np
@@ -105,7 +106,7 @@ def test_what_prompts_vary_is_in_the_interval_where_seeds_agree():
     # Seeds of one mean tell nothing of how seeds differ.
     for num_seeds in (1, 3):
         alike = paired_over_seeds([(before, after)] * num_seeds)
-        assert alike.as_dict() == pytest.approx(by_prompts.as_dict())
+        assert asdict(alike) == pytest.approx(asdict(by_prompts))
 
 
 def test_seeds_with_prompts_of_their_own_are_compared_by_their_means():

@@ -12,12 +12,12 @@ from verizero.pipeline.rl.distillation import (
     Compared,
     ServedLogprobs,
     compare,
-    distillation_loss,
     distribution,
     divergence,
     stale_weights,
 )
 from verizero.pipeline.rl.divergences import Divergence, Objective, explain
+from verizero.pipeline.rl.reduce import aggregate
 
 WORDS = 7
 NAMES: tuple[Divergence, ...] = ("reverse_kl", "forward_kl")
@@ -133,7 +133,9 @@ def test_over_all_words_that_may_be_sampled_a_token_has_the_gradient_of_its_dive
         own = logits.clone().requires_grad_(True)
         found = compare(own, torch.tensor([word]), teacher, how)
         weights = stale_weights(found.logprobs[None], chance.log().view(1, 1), torch.tensor([True]), mask, how)
-        loss = distillation_loss(found.divergence[None] * weights.values, mask, 1.0)
+        loss = aggregate(
+            "token_mean", found.divergence[None] * weights.values, mask, tokens=1.0, sequences=0.0, norm_length=None
+        )
         total += chance * torch.autograd.grad(loss, own)[0]
     theirs = slow.softmax(teacher[0].tolist())
     steep = slow.slopes(lambda x: slow.kl(slow.softmax(x), theirs), logits[0].tolist())

@@ -22,6 +22,7 @@ from tests.train.batches import (
     weights,
 )
 from verizero.pipeline.config.sections import TrainConfig
+from verizero.pipeline.config.teaching import TeacherConfig
 from verizero.pipeline.errors import DataError, EngineError
 from verizero.pipeline.models import runs
 from verizero.pipeline.models.forward import logits_at
@@ -35,7 +36,6 @@ from verizero.pipeline.train.distillation import (
     ModelTeacher,
     ReferenceTeacher,
     ServedTeacher,
-    Server,
     distill_update,
 )
 from verizero.pipeline.train.ranks import Ranks
@@ -173,7 +173,7 @@ def test_a_server_teaches_what_its_model_would(objective):
     rows = rows_of(teachers="a")
     wanted, after = updated(rows, objective)
     with serving(Served(exact(50), refusals=2)) as served:
-        teacher = ServedTeacher(Server(served.url, "big", backoff_s=0.0), objective.top_k, VOCAB)
+        teacher = ServedTeacher(TeacherConfig(url=served.url, model="big"), objective.top_k, VOCAB, backoff_s=0.0)
         found, others = updated(rows, objective, 30, {"a": teacher})
     assert found == pytest.approx(wanted, rel=1e-9)
     assert distance(after, others) < 1e-11
@@ -187,14 +187,14 @@ def test_a_server_teaches_what_its_model_would(objective):
 def test_what_a_server_cannot_give_is_said():
     rows, objective = rows_of(teachers="a"), Objective(over="top_k", top_k=5)
     with serving(Served(exact(50), max_logprobs=4)) as served:
-        server = Server(served.url, "big", retries=1, backoff_s=0.0)
+        server = TeacherConfig(url=served.url, model="big", retries=1)
         with pytest.raises(EngineError, match=r"greater than max allowed.*prompt_logprobs=5.*--max-logprobs"):
-            updated(rows, objective, teachers={"a": ServedTeacher(server, 5, VOCAB)})
+            updated(rows, objective, teachers={"a": ServedTeacher(server, 5, VOCAB, 0.0)})
         served.max_logprobs = 20
         with pytest.raises(DataError, match=f"has a token .* policy {VOCAB - 3} tokens"):
-            updated(rows, objective, teachers={"a": ServedTeacher(server, 5, VOCAB - 3)})
+            updated(rows, objective, teachers={"a": ServedTeacher(server, 5, VOCAB - 3, 0.0)})
     with pytest.raises(EngineError, match="check that it runs"):
-        updated(rows, objective, teachers={"a": ServedTeacher(server, 5, VOCAB)})
+        updated(rows, objective, teachers={"a": ServedTeacher(server, 5, VOCAB, 0.0)})
 
 
 def term_of(groups, tokens=4096, coef=0.25):

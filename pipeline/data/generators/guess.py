@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from verizero.pipeline.data.generators.base import GeneratorParams, Row, Split, played, with_demonstrations
 from verizero.pipeline.environments import guess
@@ -17,19 +17,13 @@ from verizero.pipeline.seeds import stream
 from verizero.pipeline.types import Prompt, Verdict
 
 
-class Params(GeneratorParams):
+class Params(guess.Params, GeneratorParams):
     """The range and the tries, which must be those of the environment, and how many games are shown."""
 
     low: int = Field(1, ge=0, le=999)
     high: int = Field(32, ge=1, le=999)
     tries: int = Field(5, ge=1, le=20)
     num_demonstrations: int = Field(6000, ge=0, description="spread evenly over the numbers")
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Params:
-        if self.low > self.high:
-            raise ValueError(f"low must be <= high, got {self.low} > {self.high}")
-        return self
 
 
 def rows(params: Params, seed: int) -> Split:

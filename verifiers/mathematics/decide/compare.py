@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from verizero.verifiers.mathematics.decide.curves import (
     is_linear,
@@ -265,12 +266,12 @@ def _names_differ(values: list[Value]) -> bool:
     return len(labels) == len(values) > 1 and len(set(labels)) > 1
 
 
-def _unordered(gold: Items, answer: Items) -> bool:
+def _unordered(gold: Items, answer: Items, alike: Callable[[Node, Node], bool | None] = match) -> bool:
     if len(gold) != len(answer):
         return False
     left = list(answer)
     for wanted in gold:
-        at = next((i for i, a in enumerate(left) if match(wanted, a)), None)
+        at = next((i for i, a in enumerate(left) if alike(wanted, a)), None)
         if at is None:
             return False
         left.pop(at)
@@ -404,13 +405,7 @@ def _curves_of_signs(gold: Node, answer: Node) -> bool:
     """True if the equations that the signs ± stand for have the same curves: 3y = ±6x for y = ±2x."""
     if answer.op != "rel" or not has(answer, *SIGNS):
         return False
-    left = expand_signs(answer)
-    for wanted in expand_signs(gold):
-        at = next((i for i, other in enumerate(left) if _same_curve(wanted, other)), None)
-        if at is None:
-            return False
-        left.pop(at)
-    return not left
+    return _unordered(expand_signs(gold), expand_signs(answer), _same_curve)
 
 
 def _rounded_to(golds: Items, answer: Node) -> bool:
