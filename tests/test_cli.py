@@ -5,16 +5,15 @@ import shlex
 import subprocess
 import sys
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.report.runs import make_run
+from tests.source import ROOT
 from tests.stages.tiny import TREE
 from verizero.pipeline.cli import GROUPS, main
 
-ROOT = Path(__file__).resolve().parents[1]
 PATIENCE_S = 60.0
 READERS = ("train", "eval", "check")
 MORE_READERS = ("try", "plan", "rate", "compare", "doctor", "diagnose --before")

@@ -1,13 +1,13 @@
 """Stages around RL on two ranks, by torch and by FSDP, leave what one process leaves: SFT, preferences, samples."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
 
+from tests.source import ROOT
 from tests.stages.marks import MARKS
 from tests.stages.start import start
 from tests.stages.tiny import TREE, tiny
@@ -17,7 +17,6 @@ from verizero.pipeline.launch import launch
 from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.whole_run import train
 
-ROOT = Path(__file__).resolve().parents[2]
 CALM = {"learning_rate": 1e-3}
 SAMPLED = {"prompts": 16, "samples": 6}
 SECTIONS = {

@@ -3,11 +3,11 @@
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.sandbox.doubling import DOUBLE, PYTHON
+from tests.source import ROOT
 from verizero import sandbox
 from verizero.pipeline.errors import IsolationError
 from verizero.pipeline.types import Attempt
@@ -18,7 +18,6 @@ from verizero.verifiers._sandbox_jobs import SandboxParams, programs_of
 from verizero.verifiers.base import load
 from verizero.verifiers.code import code
 
-ROOT = Path(__file__).resolve().parents[2]
 TESTS = {"tests": [{"input": f"{n}\n", "output": f"{2 * n}\n"} for n in (4, 0, -7)]}
 RIGHT = {"python": PYTHON, **DOUBLE}
 UNIT = {"tests": "assert f([3]) == (3, {1})", "fn": "f"}
