@@ -62,17 +62,6 @@ def install(monkeypatch, *entries):
     monkeypatch.setattr(registry, "_installed", installed)
 
 
-def test_an_installed_package_brings_a_name(monkeypatch):
-    install(monkeypatch, ("theirs", "verizero.pipeline.seeds:derive"))
-    from verizero.pipeline.seeds import derive
-
-    assert registry.find("verifiers", "theirs") is derive
-    assert "theirs" in registry.names("verifiers")
-    assert "theirs" not in registry.names("algorithms")
-    with pytest.raises(UnknownName, match="theirs"):
-        registry.find("verifiers", "their")
-
-
 @pytest.mark.parametrize("entries", [[("math", "a:b")], [("x", "a:b"), ("x", "c:d")]])
 def test_a_name_claimed_twice_is_refused_with_its_claimants(entries, monkeypatch):
     install(monkeypatch, *entries)

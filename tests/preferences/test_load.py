@@ -7,7 +7,7 @@ import pytest
 
 from verizero.pipeline import registry
 from verizero.pipeline.config.load import load_recipe
-from verizero.pipeline.errors import ConfigError, UnknownName
+from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.preferences.base import load_preference
 
 RECIPES = Path(__file__).resolve().parents[2] / "configs" / "preferences"
@@ -23,11 +23,6 @@ def test_each_loss_has_a_source_and_says_what_departs() -> None:
         assert module.SOURCE.startswith("arXiv:")
         assert isinstance(module.DEPARTURES, tuple)
         load_preference(name)
-
-
-def test_an_unknown_name_answers_with_the_near_ones() -> None:
-    with pytest.raises(UnknownName, match="did you mean dpo"):
-        load_preference("ddpo")
 
 
 @pytest.mark.parametrize(
