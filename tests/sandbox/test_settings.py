@@ -18,16 +18,11 @@ from verizero.verifiers._sandbox_jobs import SandboxParams, programs_of
 from verizero.verifiers.base import load
 from verizero.verifiers.code import code
 
+pytestmark = pytest.mark.usefixtures("default_sandbox")
 TESTS = {"tests": [{"input": f"{n}\n", "output": f"{2 * n}\n"} for n in (4, 0, -7)]}
 RIGHT = {"python": PYTHON, **DOUBLE}
 UNIT = {"tests": "assert f([3]) == (3, {1})", "fn": "f"}
 UNIT_ANSWER = "def f(x):\n    return (x[0], {1})"
-
-
-@pytest.fixture(autouse=True)
-def back_to_default():
-    yield
-    configure(SandboxSettings())
 
 
 def judged(language, *programs):
