@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.far import FarProgram
-from tests.processes import until
+from tests.processes import stats, until
 from tests.warm import ROOT, VLLM
 from verizero.pipeline.config.auto import for_machine
 from verizero.pipeline.host.network import LOOPBACK, free_port
@@ -106,16 +106,8 @@ def strike(engine: Any, url: str, group: int, number: signal.Signals) -> None:
     server.sample = struck
 
 
-def living(group: int) -> list[str]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, of_group = path.read_text().rpartition(")")[2].split()[:3]
-        except OSError:
-            continue
-        if int(of_group) == group and state != "Z":
-            found.append(path.parent.name)
-    return found
+def living(group: int) -> list[int]:
+    return [process for process, (state, _, of_group, *_) in stats().items() if int(of_group) == group and state != "Z"]
 
 
 def assert_gone(groups: set[int]) -> None:
