@@ -106,9 +106,8 @@ def strike(engine: Any, url: str, group: int, number: signal.Signals) -> None:
     server.sample = struck
 
 
-def living(group: int) -> list[int]:
-    return [process for process, (state, _, of_group, *_) in stats().items() if int(of_group) == group and state != "Z"]
-
-
 def assert_gone(groups: set[int]) -> None:
-    until(lambda: not any(map(living, groups)), "the end of the servers' processes")
+    def living() -> list[int]:
+        return [p for p, (state, _, group, *_) in stats().items() if int(group) in groups and state != "Z"]
+
+    until(lambda: not living(), "the end of the servers' processes")
