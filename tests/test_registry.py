@@ -43,12 +43,6 @@ def test_what_stands_beside_plug_ins_is_none(kind, folder):
             registry.find(kind, name)
 
 
-@pytest.mark.parametrize(("kind", "typo", "meant"), [("algorithms", "gpro", "grpo"), ("verifiers", "mth", "math")])
-def test_a_typo_is_answered_with_what_is_near(kind, typo, meant):
-    with pytest.raises(UnknownName, match=f"{kind[:-1]}.*'{typo}'.*{meant}"):
-        registry.find(kind, typo)
-
-
 def test_where_nothing_is_near_all_are_named():
     with pytest.raises(UnknownName) as caught:
         registry.find("algorithms", "zzzzzzzz")
