@@ -15,6 +15,7 @@ from pathlib import Path
 # Started as a script, our own folder comes first, where `sandbox` is this file.
 sys.path[:] = [str(Path(__file__).resolve().parents[1]), *(p for p in sys.path if Path(p).name != "benchmarks")]
 
+from tests.sandbox.processes import descendants, worker_pids  # noqa: E402
 from verizero import sandbox  # noqa: E402
 
 PROGRAM = "print(int(input()) * 2)"
@@ -50,18 +51,13 @@ def cpu_seconds(pool: sandbox.Pool | None) -> float:
     """Return the CPU seconds of this process, its ended children, and the pool's workers with all processes below."""
     own, ended = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     total = own.ru_utime + own.ru_stime + ended.ru_utime + ended.ru_stime
-    for pid in (p for w in (worker_pids(pool) if pool else ()) for p in (w, *below(w))):
+    for pid in (p for w in (worker_pids(pool) if pool else ()) for p in (w, *descendants(w))):
         try:
             fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
         except OSError:
             continue  # a run that has ended meanwhile, and that its worker counts
         total += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
     return total
-
-
-def worker_pids(pool: sandbox.Pool) -> list[int]:
-    """Return the process ids of the pool's workers."""
-    return [w.process.pid for w in list(pool._all)]
 
 
 def measure(run: Callable[[int], bool], count: int, seconds: float, pool: sandbox.Pool | None) -> dict[str, float]:
@@ -114,16 +110,6 @@ def compare(seconds: float, rounds: int) -> None:
                 print(f"{name:16} {m['rate']:12.1f} {m['p50']:8.2f} {m['p99']:8.2f} {m['cpu']:8.2f}   {ratio}")
             reached = middle["sandbox"]["rate"] / plain["rate"]
             print(f"bar: {bar} times plain; reached {reached:.1f}: {'yes' if reached >= bar else 'NO'}")
-
-
-def below(pid: int) -> list[int]:
-    """Return all processes below `pid`."""
-    try:
-        threads = Path(f"/proc/{pid}/task").iterdir()
-        children = [int(child) for thread in threads for child in (thread / "children").read_text().split()]
-    except OSError:
-        return []
-    return children + [p for child in children for p in below(child)]
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,22 @@ def chromium() -> Iterator[Any]:
         chromium = play.chromium.launch(executable_path=CHROMIUM, args=words)
         yield chromium
         chromium.close()
+
+
+@pytest.fixture(scope="module")
+def threads() -> Iterator[ThreadPoolExecutor]:
+    """The threads of environments."""
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
+@pytest.fixture
+def default_sandbox() -> Iterator[None]:
+    """Behind the test, programs run as where nobody has settled how."""
+    from verizero.sandbox.settings import SandboxSettings, configure
+
+    yield
+    configure(SandboxSettings())
 
 
 @pytest.fixture(scope="module", autouse=True)

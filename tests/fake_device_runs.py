@@ -25,6 +25,7 @@ import torch
 import verizero.pipeline.config.sections
 import verizero.pipeline.train.collate
 import verizero.pipeline.train.step
+from tests.source import ROOT
 from tests.stages.parity import VERIFIER
 from tests.train.batches import groups_of, longer, settings_of
 from verizero.pipeline.config.load import parse, read_tree
@@ -43,7 +44,6 @@ from verizero.pipeline.train.texts import row_after, text_gradient
 from verizero.pipeline.types import Group
 from verizero.pipeline.whole_run import items_by_stage, run_items
 
-ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs"
 LEFT_OUT = ("demo_vllm", "process_model")
 SIZES: dict[str, Any] = {

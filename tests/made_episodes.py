@@ -26,7 +26,6 @@ def episode_of(
     ending: Ending = "done",
     outcome: Verdict | None = None,
     words: Sequence[str] = ("hm", "42"),
-    sample: int = 0,
 ) -> Rollout:
     """Return a rollout of these rows, in which the policy says `words`."""
     first = rows[0][0]
@@ -40,7 +39,7 @@ def episode_of(
     episode = Episode(tuple(map(tuple, rows)), tuple(messages), ending, outcome, counts=counts)
     return Rollout(
         prompt_id="p0",
-        sample=sample,
+        sample=0,
         prompt_ids=first.observed,
         response_ids=first.sampled,
         logprobs=first.logprobs,

@@ -41,30 +41,41 @@ def marked(variable: str) -> dict[int, str]:
     return {process: words for process, words, environment in others() if f"\0{variable}\0" in environment}
 
 
+def stats() -> dict[int, list[str]]:
+    """Return the fields of /proc/PID/stat behind the name: state, parent, group, session and more."""
+    fields = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields[int(stat.parent.name)] = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+    return fields
+
+
+def descendants(pid: int) -> list[int]:
+    """Return all processes below `pid`."""
+    parents = {child: int(fields[1]) for child, fields in stats().items()}
+    below, todo = [], [pid]
+    while todo:
+        parent = todo.pop()
+        children = [p for p, of in parents.items() if of == parent]
+        below += children
+        todo += children
+    return below
+
+
 def family(process: int) -> set[int]:
     """Return the process and all that descend from it."""
-    parents = {p: int(fields[1]) for p, *_ in others() if (fields := _fields(p))}
-    members, new = set[int](), {process}
-    while new:
-        members |= new
-        new = {child for child, parent in parents.items() if parent in members} - members
-    return members
+    return {process, *descendants(process)}
 
 
 def alive(processes: Iterable[int]) -> set[int]:
     """Return those of the processes that have not ended."""
-    return {p for p in processes if (_fields(p) or ["Z"])[0] != "Z"}
+    there = stats()
+    return {p for p in processes if p in there and there[p][0] != "Z"}
 
 
 def commands(processes: Iterable[int]) -> list[str]:
     """Return the command lines of those of the processes that have not ended."""
     wanted = alive(processes)
     return [words for process, words, _ in others() if process in wanted]
-
-
-def _fields(process: int) -> list[str]:
-    """Return state, parent and so on of /proc/<process>/stat; nothing if the process is gone."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []

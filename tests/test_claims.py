@@ -1,18 +1,16 @@
 """Claims: the rules judge as they say, and a claim runs from start to verdict."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from benchmarks.claims.__main__ import RESULTS, number, report, values_of
 from benchmarks.claims.claims import CLAIMS, above, within
+from tests.source import ROOT
 from tests.stages.tiny import FEW_SHOWN
 from tests.warm import warm
 from verizero.pipeline.config.load import load_recipe
 from verizero.pipeline.report.intervals import Estimate, over_seeds
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.parametrize(

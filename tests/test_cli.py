@@ -5,27 +5,19 @@ import shlex
 import subprocess
 import sys
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
-import yaml
 
+from tests.commands.test_check import recipe
 from tests.report.runs import make_run
-from tests.stages.tiny import TREE
+from tests.source import ROOT
 from verizero.pipeline.cli import GROUPS, main
 
-ROOT = Path(__file__).resolve().parents[1]
 PATIENCE_S = 60.0
 READERS = ("train", "eval", "check")
 MORE_READERS = ("try", "plan", "rate", "compare", "doctor", "diagnose --before")
 """Commands that take a recipe."""
 ARITHMETIC = {"question": "1+1=", "answer": "2", "verifier": "exact"}
-
-
-def recipe(folder, **sections):
-    path = folder / "mine.yaml"
-    path.write_text(yaml.safe_dump({**TREE, "output": str(folder / "runs"), **sections}))
-    return str(path)
 
 
 def of_file(folder, rows, **source):

@@ -5,7 +5,6 @@ import re
 import shlex
 import subprocess
 import tomllib
-from pathlib import Path
 
 import kubernetes_validate
 import pytest
@@ -15,11 +14,11 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from tests.source import ROOT
 from verizero.pipeline.cli import parser
 from verizero.pipeline.config.load import load_recipe
 from verizero.pipeline.config.recipes import find_recipe
 
-ROOT = Path(__file__).resolve().parents[1]
 FILES = sorted((ROOT / "deploy" / "kubernetes").glob("*.yaml"))
 OBJECTS = [o for f in FILES for o in yaml.safe_load_all(f.read_text())]
 SCRIPTS = sorted((ROOT / "deploy" / "slurm").glob("*.sbatch"))

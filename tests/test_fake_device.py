@@ -8,14 +8,13 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.fake_device_runs import names
+from tests.source import ROOT
 from tests.warm import LIBRARIES, warm
 
-ROOT = Path(__file__).resolve().parents[1]
 BUDGET = {
     "micro-batch, GRPO": 0,
     "micro-batch, GRPO, padded": 2,

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -21,10 +20,10 @@ from benchmarks.gpu_parts.machine import Machine, check, seconds
 from benchmarks.gpu_parts.part import Part, in_child, log_name, run
 from benchmarks.gpu_parts.whole import equal_steps
 from tests.processes import alive, until
+from tests.source import ROOT
 from tests.warm import LIBRARIES, warm
 from verizero.pipeline.rollout.engine import Completion
 
-ROOT = Path(__file__).resolve().parents[1]
 NAME = re.compile(r"[A-Za-z0-9._-]+")
 """Of a file that every way of copying takes."""
 

@@ -43,12 +43,6 @@ def test_what_stands_beside_plug_ins_is_none(kind, folder):
             registry.find(kind, name)
 
 
-@pytest.mark.parametrize(("kind", "typo", "meant"), [("algorithms", "gpro", "grpo"), ("verifiers", "mth", "math")])
-def test_a_typo_is_answered_with_what_is_near(kind, typo, meant):
-    with pytest.raises(UnknownName, match=f"{kind[:-1]}.*'{typo}'.*{meant}"):
-        registry.find(kind, typo)
-
-
 def test_where_nothing_is_near_all_are_named():
     with pytest.raises(UnknownName) as caught:
         registry.find("algorithms", "zzzzzzzz")
@@ -60,17 +54,6 @@ def install(monkeypatch, *entries):
         return [EntryPoint(name, value, f"verizero.{kind}") for name, value in entries if kind == "verifiers"]
 
     monkeypatch.setattr(registry, "_installed", installed)
-
-
-def test_an_installed_package_brings_a_name(monkeypatch):
-    install(monkeypatch, ("theirs", "verizero.pipeline.seeds:derive"))
-    from verizero.pipeline.seeds import derive
-
-    assert registry.find("verifiers", "theirs") is derive
-    assert "theirs" in registry.names("verifiers")
-    assert "theirs" not in registry.names("algorithms")
-    with pytest.raises(UnknownName, match="theirs"):
-        registry.find("verifiers", "their")
 
 
 @pytest.mark.parametrize("entries", [[("math", "a:b")], [("x", "a:b"), ("x", "c:d")]])

@@ -9,7 +9,7 @@ from verizero.pipeline.algorithms.base import explain_algorithm, load_algorithm,
 from verizero.pipeline.config.pairs import loop_parts
 from verizero.pipeline.config.rl import RlConfig, check_rl, parts_of
 from verizero.pipeline.config.scoring import ScoringConfig
-from verizero.pipeline.errors import ConfigError, UnknownName
+from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.rl.parts import PolicyParams
 from verizero.pipeline.rl.rules import check
 
@@ -131,17 +131,15 @@ def test_every_file_says_its_source_and_describes_every_parameter(name: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("error", "name", "params", "right"),
+    ("name", "params", "right"),
     [
-        (UnknownName, "grp0", {}, "grpo"),
-        (ConfigError, "dapo", {"clip_hgh": 0.3}, "'clip_hgh'.*clip_high"),
-        (ConfigError, "sapo", {"zzzz": 1}, "tau_positive"),
-        (ConfigError, "dapo", {"clip_high": -1}, "clip_high = -1.* 0"),
-        (ConfigError, "gspo", {"clip_high": 0.2}, "wide_sequence_clip"),
+        ("sapo", {"zzzz": 1}, "tau_positive"),
+        ("dapo", {"clip_high": -1}, "clip_high = -1.* 0"),
+        ("gspo", {"clip_high": 0.2}, "wide_sequence_clip"),
     ],
 )
-def test_wrong_names_and_values_say_what_is_right(error: Any, name: str, params: dict[str, Any], right: str) -> None:
-    with pytest.raises(error, match=right):
+def test_wrong_parameters_say_what_is_right(name: str, params: dict[str, Any], right: str) -> None:
+    with pytest.raises(ConfigError, match=right):
         load_algorithm(name, params)
 
 

@@ -13,8 +13,6 @@ import torch
 import yaml
 
 import verizero.pipeline.algorithms as base
-from tests.stages.sessions import train_model
-from tests.stages.start import ONLY_RL, start
 from tests.stages.tiny import TREE
 from tests.test_documents import CONTRIBUTING, block
 from verizero.pipeline.algorithms.base import explain_algorithm, load_algorithm
@@ -188,11 +186,3 @@ def test_a_stage_may_have_one_of_its_own(tmp_path: Path) -> None:
 def test_what_is_wrong_is_named(algorithm: dict[str, Any], says: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=says):
         load_recipe(recipe(tmp_path, algorithm))
-
-
-@pytest.mark.run
-def test_it_trains(tmp_path: Path) -> None:
-    overrides = [start(), *ONLY_RL, "rl.rounds=1", "rl.steps_per_round=1", "rl.select.keep=all"]
-    path = recipe(tmp_path, {"path": "mine.py"})
-    train_model(load_recipe(path, overrides), tmp_path, tmp_path / "run")
-    assert (tmp_path / "run" / "model" / "model.safetensors").is_file()

@@ -9,7 +9,7 @@ import pytest
 
 import verizero as vz
 from tests.api.tiny import ROWS, SMALL, save_tiny
-from tests.launch.runs import assert_same_bytes
+from tests.launch.runs import assert_same_bytes, rows
 from tests.stages.tiny import tiny
 from verizero.pipeline.api.trained import with_more_steps
 from verizero.pipeline.cli import main
@@ -64,8 +64,7 @@ def info(run):
 
 
 def rows_of(run):
-    rows = [json.loads(line) for line in Path("runs", run, "metrics.jsonl").read_text().splitlines()]
-    return [(row["kind"], row["step"]) for row in rows]
+    return [(row["kind"], row["step"]) for row in rows(Path("runs", run))]
 
 
 def test_a_call_that_was_interrupted_goes_on_with_the_same_bytes_when_it_is_made_again(whole):

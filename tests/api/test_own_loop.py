@@ -14,7 +14,7 @@ import yaml
 import verizero as vz
 from tests.api.plain_loop import loop
 from tests.api.tiny import SMALL
-from tests.launch.runs import assert_same_bytes
+from tests.launch.runs import assert_same_bytes, rows
 from tests.stages.kill_driver import fingerprint
 from tests.stages.start import start
 from tests.stages.test_guard import ROLL_BACK, TOO_FAST
@@ -85,8 +85,7 @@ def opened(folder, *overrides, **more):
 
 
 def steps_of(folder):
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [row["metrics"] for row in rows if row["kind"] == "step"]
+    return [row["metrics"] for row in rows(folder) if row["kind"] == "step"]
 
 
 @pytest.mark.run

@@ -23,7 +23,6 @@ from verizero.pipeline.checks.run_facts import by_group, read
 from verizero.pipeline.cli import main
 from verizero.pipeline.config.load import parse
 from verizero.pipeline.config.run import RunConfig
-from verizero.pipeline.errors import DataError, RunError
 from verizero.pipeline.host.disk import read_jsonl
 from verizero.pipeline.report.page import build_page
 
@@ -254,18 +253,6 @@ def test_a_run_that_has_hardly_begun_is_no_error(tmp_path, capsys):
         (run / name).unlink()
     assert main(["diagnose", str(run)]) == 0
     assert "Nothing was found" in capsys.readouterr().out
-
-
-def test_what_is_no_run_is_refused(tmp_path):
-    with pytest.raises(RunError, match=r"holds no metrics\.jsonl"):
-        read(tmp_path)
-    (tmp_path / "metrics.jsonl").write_text('{"kind": "mystery"}\n')
-    with pytest.raises(DataError, match="row 1"):
-        read(tmp_path)
-    (tmp_path / "metrics.jsonl").write_text("")
-    (tmp_path / "recipe.yaml").write_text("a: [")
-    with pytest.raises(RunError, match="not YAML"):
-        read(tmp_path)
 
 
 def test_a_share_of_right_responses_is_that_of_the_run_or_of_verdicts_that_are_all_or_nothing():

@@ -78,9 +78,12 @@ RECIPE = {
 }
 
 
-def write_row(folder, verifier):
+def recipe_of(folder, verifier, **changes):
+    """Return a recipe of RL on a row that the verifier grades."""
     answer = {"tests": [{"input": "1", "output": "2"}]} if verifier == "code" else "2"
     (folder / "rows.jsonl").write_text(json.dumps({"id": "a", "question": "1+1=", "answer": answer}) + "\n")
+    source = {"file": "rows.jsonl", "domain": "sums", "verifier": verifier}
+    return RunConfig.model_validate({**RECIPE, "stages": ["rl"], "data": {"train": [source]}, **changes})
 
 
 @pytest.mark.parametrize(
@@ -96,10 +99,7 @@ def write_row(folder, verifier):
     ],
 )
 def test_what_a_recipe_needs(tmp_path, verifier, changes, wanted):
-    write_row(tmp_path, verifier)
-    source = {"file": "rows.jsonl", "domain": "sums", "verifier": verifier}
-    config = RunConfig.model_validate({**RECIPE, "stages": ["rl"], "data": {"train": [source]}, **changes})
-    assert machine.needs(config, tmp_path) == wanted
+    assert machine.needs(recipe_of(tmp_path, verifier, **changes), tmp_path) == wanted
 
 
 @pytest.mark.parametrize(("level", "recipe", "usable"), [(3, "code", True), (1, "code", False), (1, "exact", True)])
@@ -107,10 +107,7 @@ def test_a_sandbox_that_is_too_weak_is_required_by_who_needs_it(monkeypatch, tmp
     stands = {"namespaces": level == 3, "landlock": level > 1, "seccomp": level > 1, "rlimits": True}
     monkeypatch.setattr(sandbox, "probe", lambda: Isolation(level, stands, {}))
     monkeypatch.setattr(machine, "_prefect_server", lambda: Checked("prefect server", True, ""))
-    write_row(tmp_path, recipe)
-    source = {"file": "rows.jsonl", "domain": "sums", "verifier": recipe}
-    config = RunConfig.model_validate({**RECIPE, "stages": ["rl"], "data": {"train": [source]}})
-    here = machine.examine(config, tmp_path)
+    here = machine.examine(recipe_of(tmp_path, recipe), tmp_path)
     (walls,) = [c for c in here.checks if c.name == "sandbox"]
     assert ("sandbox" in here.required) is (recipe == "code")
     assert state_of(walls) == ("ok" if level >= 2 else "broken")
@@ -151,10 +148,7 @@ def test_a_gpu_that_torch_does_not_see_is_an_error_but_for_a_recipe_of_the_cpu(
     monkeypatch.setattr("torch.version.cuda", cuda)
     monkeypatch.setattr(machine, "_prefect_server", lambda: Checked("prefect server", True, ""))
     monkeypatch.setattr(machine, "sandbox_checks", lambda level: [])
-    write_row(tmp_path, "exact")
-    source = {"file": "rows.jsonl", "domain": "sums", "verifier": "exact"}
-    own = {"stages": ["rl"], "data": {"train": [source]}, "train": {"device": "cpu"}}
-    config = RunConfig.model_validate(RECIPE | own)
+    config = recipe_of(tmp_path, "exact", train={"device": "cpu"})
     for recipe, usable in ((None, False), (config, True)):
         here = machine.examine(recipe, tmp_path)
         (check,) = [c for c in here.checks if c.name == "gpu"]

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.launch.runs import rows
+from tests.stages.broken import Broken, run
 from tests.stages.kill_driver import fingerprint
 from tests.stages.tiny import tiny
 from verizero.pipeline.commands.campaign import fire, read_record, why_over
@@ -15,8 +17,7 @@ from verizero.pipeline.config.recipes import read_request, run_folder
 from verizero.pipeline.errors import ConfigError, DataError
 from verizero.pipeline.host.disk import locked
 from verizero.pipeline.report.progress import Progress
-from verizero.pipeline.run.opening import open_run
-from verizero.pipeline.whole_run import items_by_stage, run_items, train
+from verizero.pipeline.whole_run import train
 
 pytestmark = pytest.mark.run  # whole runs
 
@@ -38,26 +39,9 @@ def trained(request):
     return train(request.config, request.base_dir, run_folder(request.config), "auto", Progress())
 
 
-class KilledError(Exception):
-    """Stands for the end of the process."""
-
-
 def killed_after_a_step(request):
     """Trains until the first RL step is in a checkpoint, then ends as if it were killed."""
-
-    with open_run(request.config, request.base_dir, run_folder(request.config), "auto", Progress()) as session:
-
-        def wrap(phase, function):
-            def call(*arguments):
-                if phase == "generate" and session.state.rl_step == 1:
-                    raise KilledError
-                return function(*arguments)
-
-            return call
-
-        for _, items in items_by_stage(session.run, session.state):
-            run_items(session, items, wrap)
-    raise AssertionError("it was over before it was killed")
+    run(request.config, run_folder(request.config), ("generate", 2))
 
 
 def fired(folder, request, run=trained, **fields):
@@ -80,12 +64,12 @@ def test_a_firing_goes_on_from_the_model_of_the_one_before(tmp_path, request_):
     assert f"path: {one['run']}/model" in recipe
     assert [f["rounds"] for f in record["firings"]] == [1, 1]
     assert all(f["tokens"] > 0 and 0 <= f["pass@1"] <= 1 for f in record["firings"])
-    before = next(r for r in _rows(two) if r["kind"] == "evaluation")
-    after = [r for r in _rows(one) if r["kind"] == "evaluation"][-1]
+    before = next(r for r in rows(Path(two["run"])) if r["kind"] == "evaluation")
+    after = [r for r in rows(Path(one["run"])) if r["kind"] == "evaluation"][-1]
     assert before["domains"]["arithmetic"]["by_prompt"] != []
     ids = [[p for p, _ in e["domains"]["arithmetic"]["by_prompt"]] for e in (before, after)]
     assert ids[0] == ids[1], "every firing is measured on the same prompts"
-    assert [r["stage"] for r in _rows(two) if r["kind"] == "step"] == ["rl", "rl"]
+    assert [r["stage"] for r in rows(Path(two["run"])) if r["kind"] == "step"] == ["rl", "rl"]
 
 
 def test_new_data_joins_the_next_firing_and_a_bad_file_stops_it(tmp_path, request_):
@@ -115,7 +99,7 @@ def test_new_data_joins_the_next_firing_and_a_bad_file_stops_it(tmp_path, reques
 def test_a_killed_firing_is_continued_and_ends_as_if_never_killed(tmp_path, request_):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     fired(whole, request_)
-    with pytest.raises(KilledError):
+    with pytest.raises(Broken):
         fired(broken, request_, killed_after_a_step)
     folder = broken / "campaigns" / "math"
     (folder / "data" / "late.jsonl").write_text(row(31) + "\n")
@@ -207,7 +191,3 @@ def test_wrong_fields_are_named(tmp_path, request_):
         fired(tmp_path, request_.with_overrides("stages=[sft]"))
     with pytest.raises(ConfigError, match=r"'tiny' .*data\.evaluation"):
         fired(tmp_path, request_.with_overrides("data.evaluation=[]"), target=0.9)
-
-
-def _rows(firing):
-    return [json.loads(line) for line in (Path(firing["run"]) / "metrics.jsonl").read_text().splitlines()]

@@ -10,7 +10,7 @@ from verizero.pipeline.config.yaml_reader import merge
 
 def recipe(folder, **changes):
     path = folder / "mine.yaml"
-    path.write_text(yaml.safe_dump(merge(TREE, changes)))
+    path.write_text(yaml.safe_dump(merge(TREE, {"output": str(folder / "runs"), **changes})))
     return str(path)
 
 

@@ -7,16 +7,15 @@ import socket
 import subprocess
 import sys
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from tests.processes import alive, family
+from tests.source import ROOT
 from verizero import sandbox
 from verizero.pipeline.cli import main
 from verizero.sandbox.client import Client
 
-ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60.0
 TESTS = [{"input": "4", "output": "8"}]
 

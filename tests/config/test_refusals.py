@@ -81,6 +81,7 @@ REFUSED = {
         ("rl", f"data.train={NOT_GRADED}", "data.demonstrations"),
         *((kind, "data.train=[]", f"data.train is empty … {kind!r}") for kind in ("sft", "rl", "preference")),
         ("", "data.train.0.verifier=exakt", "no verifier is called 'exakt'; did you mean exact"),
+        ("", "data.train.0.verifier={name: exact, params: {nope: 1}}", "'nope'"),
         ("", "data.train.0.generator={name: arithmetik}", "no generator is called 'arithmetik'; did you mean arithm"),
         ("", "data.train.0.generator.parms={}", "key 'data.train.0.generator.parms'; did you mean params"),
     ],
@@ -268,6 +269,9 @@ REFUSED = {
         ("", "rollout.top_p=0", "top_p"),
         ("", "rollout.max_kept=0", "max_kept"),
         ("rl", (SERVERS, "rollout.vllm.request_timeout_s=1800", "launch.kind=torchrun"), "launch.phase_timeout_s=1800"),
+        ("", "launch={kind: none, nodes: 2}", "torchrun or slurm"),
+        ("", "launch={kind: torchrun, nodes: 2}", "launch.address"),
+        ("", "launch={kind: local}", "launch.kind"),
         ("rl", (SERVERS, "launch={kind: slurm, nodes: 2, gpus_per_node: 1}"), "launch.nodes=2 … rollout.vllm.urls"),
         (
             "rl",

@@ -27,6 +27,18 @@ def played(environment: Environment, moves: Sequence[Move]) -> list[Reply]:
     return replies
 
 
+def halving(environment: Environment) -> list[Any]:
+    """The start and the answers, where a number of 1 to 32 is guessed by halving: one needs more than five tries."""
+    shown: list[Any] = [environment.start()]
+    low, high = 1, 32
+    while len(shown) == 1 or not shown[-1].done:
+        guess = (low + high) // 2
+        shown.append(environment.step(said(str(guess))))
+        low, high = (guess + 1, high) if texts(shown[-1:]) == ["higher"] else (low, guess - 1)
+    environment.close()
+    return shown
+
+
 def made(name: str, reference: Any, **params: Any) -> Environment:
     """A new episode."""
     return load(name).bind(params).make(Prompt("p", "q", "environment", reference), 5, 6)

@@ -2,7 +2,6 @@
 
 import os
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +42,6 @@ def engine_of(*answers: str) -> ScriptedEngine:
     engine = ScriptedEngine(script, TOKENIZER.eos_token_id)
     engine.publish(1)
     return engine
-
-
-@pytest.fixture
-def threads():
-    with ThreadPoolExecutor(4) as pool:
-        yield pool
 
 
 def played(threads: Any, engine: Any, samples: int = 1, max_turns: int = 6, task: str = "2863", **params: Any) -> Any:

@@ -21,7 +21,7 @@ from websockets.http11 import Response
 from websockets.sync.server import Server, serve
 
 from tests.environments.packages import venv_with
-from tests.environments.talk import said
+from tests.environments.talk import halving, said
 from tests.processes import until
 from verizero.pipeline.environments.base import load
 from verizero.pipeline.errors import EnvironmentFailed
@@ -227,29 +227,18 @@ def server(python):
     process.wait()
 
 
-def halving(url: str, seed: int, **params: Any) -> list[Any]:
-    """Play the game by halving the interval: never wrong within five tries but for one number of 32."""
-    environment = load("openenv").bind({"url": url, **params}).make(PROMPT, seed, 2)
-    shown: list[Any] = [environment.start()]
-    low, high = 1, 32
-    while True:
-        guess = (low + high) // 2
-        reply = environment.step(said(str(guess)))
-        shown.append(reply)
-        if reply.done:
-            environment.close()
-            return shown
-        low, high = (guess + 1, high) if reply.messages[0].content == "higher" else (low, guess - 1)
+def game(url: str, seed: int) -> list[Any]:
+    return halving(load("openenv").bind({"url": url}).make(PROMPT, seed, 2))
 
 
 @pytest.mark.run
 @pytest.mark.nightly
 def test_equal_seeds_give_equal_transcripts_and_a_scripted_player_its_score(server):
-    games = [halving(server, seed) for seed in range(12)]
-    assert [halving(server, seed) for seed in range(12)] == games
+    games = [game(server, seed) for seed in range(12)]
+    assert [game(server, seed) for seed in range(12)] == games
     assert len({repr(g) for g in games}) > 5
     with ThreadPoolExecutor(SESSIONS) as threads:
-        assert list(threads.map(lambda seed: halving(server, seed), range(12))) == games
+        assert list(threads.map(lambda seed: game(server, seed), range(12))) == games
     # 32 is the one number of 32 that this player needs six tries for.
     assert {g[-1].outcome.score for g in games} <= {0.0, 1.0}
     assert sum(g[-1].outcome.score for g in games) >= 11

@@ -22,7 +22,7 @@ LINE = {"fn": "f", "tests": [{"args": [x], "expected": 3 * x + 7} for x in range
 STDIN = {"tests": [{"input": "3\n", "output": "6\n"}, {"input": "4\n", "output": "8\n"}]}
 RIGHT = "def f(x): return 3*x+7"
 
-pytestmark = pytest.mark.run
+pytestmark = [pytest.mark.run, pytest.mark.usefixtures("default_sandbox")]
 
 
 @pytest.mark.parametrize(
@@ -153,12 +153,6 @@ def test_the_policys_own_mistakes_are_observations(episodes):
 
 SHORT = {"fn": "f", "tests": [{"args": [x], "expected": 3 * x + 7} for x in range(1, 4)]}
 EMPTY = Prompt("p", "q", "environment", None)
-
-
-@pytest.fixture(autouse=True)
-def back_to_default():
-    yield
-    configure(SandboxSettings())
 
 
 def test_where_programs_run_on_services(monkeypatch):

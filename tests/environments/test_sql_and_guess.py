@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.environments.talk import made, played, said, texts
+from tests.environments.talk import halving, made, played, texts
 from verizero.pipeline.environments.base import load
 from verizero.pipeline.environments.tools import sql
 from verizero.pipeline.environments.tools.base import WrongCall
@@ -109,20 +109,10 @@ def test_a_malformed_row_is_not_the_policys_fault(reference, words):
 
 
 def test_halving_finds_31_of_32_numbers():
-    won = 0
-    for number in range(1, 33):
-        environment, low, high = made("guess", number), 1, 32
-        environment.start()
-        for _ in range(5):
-            guess = (low + high) // 2
-            reply = environment.step(said(str(guess)))
-            if reply.done:
-                won += reply.outcome.is_correct
-                assert reply.outcome.is_correct == (guess == number)
-                break
-            assert texts([reply]) == ["higher" if guess < number else "lower"]
-            low, high = (guess + 1, high) if guess < number else (low, guess - 1)
-    assert won == 31
+    games = [halving(made("guess", number)) for number in range(1, 33)]
+    assert sum(last.outcome.is_correct for *_, last in games) == 31
+    assert {text for game in games for text in texts(game[1:])} == {"higher", "lower"}
+    assert max(map(len, games)) == 1 + 5
 
 
 @pytest.mark.parametrize("word", ["", "33", "0", "-4", "16.0", "16 17", "sixteen", "٣", "9" * 400, "<think>16"])

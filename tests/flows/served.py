@@ -17,6 +17,7 @@ import httpx
 from tests import processes
 from tests.far import FarProgram
 from tests.processes import PATIENCE_S, marked, others
+from tests.source import ROOT
 from tests.stages.tiny import tiny
 from tests.warm import FLOWS, FOLDER, MARK, ROOM, warm
 from verizero.flows.server import HEALTH, LOGIN, QUIET
@@ -25,7 +26,6 @@ from verizero.pipeline.host.disk import locked
 from verizero.pipeline.host.network import answers, free_port
 
 T = TypeVar("T")
-ROOT = Path(__file__).resolve().parents[2]
 ENDS = ("Completed", "Failed", "Crashed", "Cancelled")
 PICTURES = ROOT / "tests" / "output"
 """Screenshots, for people; not kept in the repository."""

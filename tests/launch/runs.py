@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from tests.launch.host import folder_of, overrides, words_of
 from tests.processes import marked, until
+from tests.source import ROOT
 from tests.warm import MARK, warm
 from verizero.pipeline.config.load import load_recipe
 from verizero.pipeline.errors import RunError
@@ -18,8 +19,6 @@ from verizero.pipeline.launch import launch
 from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.report.row_types import VARYING
 from verizero.pipeline.whole_run import train
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def by_one(recipe: Path, name: str, *more: str) -> Path:

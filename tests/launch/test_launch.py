@@ -130,15 +130,3 @@ class TestCommands:
         monkeypatch.setenv("SLURM_JOB_NODELIST", "n17")
         with pytest.raises(RunError, match=r"srun .* launch\.kind"):
             launch(LaunchConfig(kind="slurm"), self.WORDS, tmp_path)
-
-    @pytest.mark.parametrize(
-        ("fields", "named"),
-        [
-            ({"kind": "none", "nodes": 2}, "torchrun or slurm"),
-            ({"kind": "torchrun", "nodes": 2}, "launch.address"),
-            ({"kind": "local"}, "launch.kind|'none', 'torchrun' or 'slurm'"),
-        ],
-    )
-    def test_what_cannot_start_is_refused_while_loading(self, fields, named):
-        with pytest.raises(ValueError, match=named):
-            LaunchConfig.model_validate(fields)

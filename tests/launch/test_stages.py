@@ -1,23 +1,23 @@
 """Stages around RL on two ranks, by torch and by FSDP, leave what one process leaves: SFT, preferences, samples."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
 
+from tests.source import ROOT
 from tests.stages.marks import MARKS
 from tests.stages.start import start
 from tests.stages.tiny import TREE, tiny
 from tests.warm import warm
 from verizero.pipeline.config.load import load_recipe
+from verizero.pipeline.host.disk import read_jsonl
 from verizero.pipeline.launch import launch
 from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.whole_run import train
 
-ROOT = Path(__file__).resolve().parents[2]
 CALM = {"learning_rate": 1e-3}
 SAMPLED = {"prompts": 16, "samples": 6}
 SECTIONS = {
@@ -61,10 +61,6 @@ def runs(request, recipe_and_one):
     return one, two
 
 
-def lines_of(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def assert_close(one, two):
     theirs = load_file(one)
     for name, tensor in load_file(two).items():
@@ -74,7 +70,7 @@ def assert_close(one, two):
 @pytest.mark.run
 @pytest.mark.parametrize("stage", ["first", "preference", "reward_model", "sample", "last"])
 def test_each_stage_does_on_two_ranks_what_it_does_on_one(runs, stage):
-    rows = [[r for r in lines_of(f / "metrics.jsonl") if r["stage"] == stage] for f in runs]
+    rows = [[r for r in read_jsonl(f / "metrics.jsonl") if r["stage"] == stage] for f in runs]
     assert len(rows[0]) == len(rows[1]) > 0
     for one, two in zip(*rows, strict=True):
         assert two["metrics"] == pytest.approx(one["metrics"], abs=1e-5)
@@ -93,7 +89,7 @@ def test_stages_leave_the_same_for_later_ones(runs):
     one, two = (f / "stages" for f in runs)
     for name in ("preference/pairs-1.jsonl", "reward_model/pairs.jsonl"):
         assert (one / name).read_bytes() == (two / name).read_bytes() != b""
-    kept = [lines_of(f / "sample" / "demonstrations.jsonl") for f in (one, two)]
+    kept = [read_jsonl(f / "sample" / "demonstrations.jsonl") for f in (one, two)]
     for line in (*kept[0], *kept[1]):
         line["source"].pop("recipe")  # a hash, and the two recipes differ in name and launch
     assert kept[0] == kept[1] != []

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.rollout.test_generate import Letters
 from verizero.pipeline.config.choices import VerifierChoice
 from verizero.pipeline.config.pairs import RUBRIC, JudgedConfig
 from verizero.pipeline.config.scoring import ScoringConfig
@@ -35,14 +36,6 @@ class Judging:
             reply = next(v for k, v in self.replies.items() if f"answer: {k}\n" in text)
             out.append([Completion(tuple(map(ord, reply)), (0.0,) * len(reply), "stop")])
         return out
-
-
-class Letters:
-    def prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
-        return tuple(map(ord, prompt.question))
-
-    def decode(self, ids: Any) -> str:
-        return "".join(map(chr, ids))
 
 
 def judged(engine: Any, groups: list[Group], judge: Any) -> list[Group]:

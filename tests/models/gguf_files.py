@@ -49,11 +49,11 @@ def tiny_llama(seed: int = 0, head_width: int = WIDTH // HEADS) -> Any:
     return transformers.LlamaForCausalLM(config)
 
 
-def write_gguf(path: Path, model: Any, quantized: bool = False, architecture: str = "llama") -> Path:
+def write_gguf(path: Path, model: Any, quantized: bool = False) -> Path:
     """Write `model` into a GGUF file: its matrices as Q8_0, or all as float32."""
     import gguf
 
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, "llama")
     _write_settings(writer, model.config)
     _write_tokenizer(writer)
     for name, tensor in model.state_dict().items():

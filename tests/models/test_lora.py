@@ -21,10 +21,6 @@ NEAR = 1e-4
 """Between two orders of the sums: 15 products one after the other, of up to 64 terms each, times eps of float32."""
 
 
-def adapted(name: str = "qwen2 tied", targets: tuple[str, ...] = (), dtype: torch.dtype = torch.float64) -> Adapted:
-    return Adapted(tiny(name, dtype=dtype), 3, 6.0, targets, 5)
-
-
 @torch.no_grad()
 def taught(a: Adapted) -> Adapted:
     """As if it had learned something."""
@@ -41,7 +37,7 @@ def logits(model: Any) -> torch.Tensor:
 
 
 def test_adapters_of_another_base_are_refused(tmp_path):
-    adapted().save(tmp_path, True)
+    Adapted(tiny("qwen2 tied", dtype=torch.float64), 3, 6.0, (), 5).save(tmp_path, True)
     other = Adapted(tiny("qwen2 tied", seed=1, dtype=torch.float64), 3, 6.0, (), 5)
     with pytest.raises(CheckpointError, match="they are of another base than the recipe's model"):
         other.load(tmp_path)

@@ -92,10 +92,10 @@ def solve(parts: Parts, inputs: LossInputs, totals: Counts | None = None) -> Sol
     return Solved(float(out.loss.detach()), lp.grad, out.stats, totals)
 
 
-def pad(rows: Sequence[Row], seed: int = 0, extra: int = 4, dtype: torch.dtype = torch.float64) -> Padded:
+def pad(rows: Sequence[Row], seed: int = 0, dtype: torch.dtype = torch.float64) -> Padded:
     """The rows in [B, T] tensors at random places, garbage elsewhere."""
     r = random.Random(seed)
-    width = max(len(row.lp) for row in rows) + extra
+    width = max(len(row.lp) for row in rows) + 4
     where = [sorted(r.sample(range(width), len(row.lp))) for row in rows]
 
     def filled(out: Tensor, name: str) -> Tensor:

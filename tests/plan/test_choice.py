@@ -1,11 +1,10 @@
 """What a plan chooses where a recipe says auto: settings that fit, and of these the fastest."""
 
-from pathlib import Path
-
 import pytest
 import transformers
 
 from tests.plan.test_estimate import recipe_of
+from tests.source import ROOT
 from verizero.pipeline.config.load import parse
 from verizero.pipeline.config.recipes import load_recipe
 from verizero.pipeline.plan.choice import by_plan, choices, fits_everywhere
@@ -15,7 +14,6 @@ from verizero.pipeline.plan.shape import SHAPES
 from verizero.pipeline.run import opening
 from verizero.pipeline.train.ranks import ALONE
 
-ROOT = Path(__file__).resolve().parents[2]
 OPEN = {"gradient_checkpointing": "auto", "micro_batch_tokens": "auto"}
 FIXED = (
     "train.gradient_checkpointing=true", "train.micro_batch_tokens=4096", "train.replicas=1",

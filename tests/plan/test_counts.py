@@ -1,13 +1,13 @@
 """A plan counts: parameters and adapters are those of models, on experts too, and shares of times those of a table."""
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
 import transformers
 
 from tests.plan.test_estimate import measured, recipe, recipe_of, seconds_of
+from tests.source import ROOT
 from tests.stages.tiny import TREE
 from verizero.pipeline.config.load import load_recipe, parse
 from verizero.pipeline.config.yaml_reader import merge
@@ -155,8 +155,6 @@ MODELS = {
     },
 }  # fmt: skip
 SOME = ("o_proj", "experts.down_proj"), ("down_proj",), ("experts.gate_up_proj",), ("up_proj", "kv_b_proj")
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_table_of_model_sizes_is_what_a_plan_says():

@@ -2,7 +2,6 @@
 
 import gc
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,8 +22,6 @@ from verizero.pipeline.plan.memory import generating, memory, peaks
 from verizero.pipeline.plan.seconds import Lengths, Work, seconds
 from verizero.pipeline.plan.shape import shape_of
 from verizero.pipeline.train.backend import Backend
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @contextmanager

@@ -4,12 +4,12 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 from tests.processes import until
+from tests.source import ROOT
 from verizero.pipeline.report import measures
 from verizero.pipeline.report.curves import build_charts
 from verizero.pipeline.report.measures import (
@@ -31,7 +31,6 @@ from verizero.pipeline.report.store import Store
 from verizero.pipeline.report.trackers.base import Trackers
 from verizero.pipeline.run.recorder import Recorder
 
-ROOT = Path(__file__).resolve().parents[2]
 HOG = """
 import sys
 from pathlib import Path

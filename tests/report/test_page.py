@@ -144,12 +144,6 @@ def test_a_long_run_stays_small_and_says_what_is_left_out(tmp_path):
     assert "Each point is the mean of 3 steps." in page.text
 
 
-@pytest.mark.run
-def test_the_same_files_give_the_same_bytes(run_dir):
-    first = build_page(run_dir).read_bytes()
-    assert build_page(run_dir).read_bytes() == first
-
-
 @pytest.mark.parametrize("kept", [0, 1, 5, 62, 64])
 def test_a_run_at_any_moment_has_a_page(run_dir, tmp_path, kept):
     lines = (run_dir / "metrics.jsonl").read_bytes().splitlines(keepends=True)[:kept]

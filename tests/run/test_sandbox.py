@@ -14,16 +14,10 @@ from verizero.pipeline.errors import IsolationError
 from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.session import Session
-from verizero.pipeline.scoring.sandbox_setup import close_sandbox
 from verizero.sandbox.settings import SandboxSettings, current
 
+pytestmark = pytest.mark.usefixtures("default_sandbox")
 CODE = [{"id": i, "question": f"{i}?", "answer": {"tests": [{"input": "", "output": str(i)}]}} for i in range(3)]
-
-
-@pytest.fixture(autouse=True)
-def back_to_default() -> Iterator[None]:
-    yield
-    close_sandbox()
 
 
 @contextmanager

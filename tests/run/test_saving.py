@@ -1,7 +1,6 @@
 """What a run writes down: checkpoints on a full disk, the memory that they need, the folder of its recipe."""
 
 import errno
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from tests.stages.sessions import session_of
 from tests.stages.tiny import tiny
 from verizero.pipeline.config.load import dump
 from verizero.pipeline.errors import RunError
-from verizero.pipeline.host.heap import trim_heap
+from verizero.pipeline.report.ended import ended_by
 from verizero.pipeline.run.choose_checkpoint import newest_whole
 from verizero.pipeline.run.saving import recipe_folder, recipe_of_run, save, write_origin
 
@@ -25,8 +24,9 @@ def test_a_full_disk_ends_the_run_and_keeps_what_was_there(tmp_path: Path, monke
             raise OSError(errno.ENOSPC, "No space left on device")
 
         monkeypatch.setattr(torch, "save", full)
-        with pytest.raises(RunError, match="the disk is full; free space and start the same command again"):
+        with pytest.raises(RunError, match="the disk is full; free space and start the same command again") as caught:
             save(session)
+        assert ended_by(caught.value, "").reason == "disk_full"
         monkeypatch.undo()
         path, refused = newest_whole(session.run.folder / "checkpoints")
         assert path is not None
@@ -34,23 +34,6 @@ def test_a_full_disk_ends_the_run_and_keeps_what_was_there(tmp_path: Path, monke
         assert not refused
         save(session)
         assert newest_whole(session.run.folder / "checkpoints")[0] == path.parent / "00000001"
-
-
-@pytest.mark.run
-def test_what_the_heap_keeps_is_returned() -> None:
-    """Blocks of 4 KB below the newest stay in the heap when they are freed."""
-
-    def resident_mib() -> float:
-        fields = Path("/proc/self/statm").read_text().split()
-        return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-    blocks = [torch.ones(1000) for _ in range(50_000)]
-    newest = blocks[-1]
-    del blocks
-    before = resident_mib()
-    trim_heap()
-    assert resident_mib() < before - 100
-    assert newest.sum() == 1000
 
 
 def test_a_recipes_folder_is_found_again_or_the_file_is_named(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.sandbox import programs
-from tests.sandbox.processes import descendants, wait_gone, wait_until
+from tests.sandbox.processes import descendants, stats, wait_gone, wait_until
 from tests.sandbox.programs import tables
 from tests.sandbox.scene import Scene
 from verizero import sandbox
@@ -52,19 +52,12 @@ def within(session: sandbox.Session, code: str, **limits: float) -> sandbox.Call
 
 def interpreter(session: sandbox.Session) -> int:
     """Return the process of a session's interpreter, as the host names it."""
-    before = set(descendants(session.pool.keeper().worker.process.pid))
+    keeper = session.pool.keeper().worker.process.pid
+    before = set(descendants(keeper))
     session.python("import time; time.sleep(0.05)")
-    after = set(descendants(session.pool.keeper().worker.process.pid))
-    halted = [p for p in after if _state(p) == "T"]
+    halted = pool_children(keeper)
     fresh = [p for p in halted if p not in before] or halted
     return max(fresh)
-
-
-def _state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
 
 
 def folder_of(session: sandbox.Session, number: int) -> str:
@@ -258,7 +251,8 @@ def leftovers(pool: sandbox.Pool) -> Iterator[str]:
 
 def pool_children(keeper: int) -> list[int]:
     """Return the halted processes below the keeper: interpreters that sleep."""
-    return [p for p in descendants(keeper) if _state(p) == "T"]
+    below, fields = descendants(keeper), stats()
+    return [p for p in below if p in fields and fields[p][0] == "T"]
 
 
 ALL: dict[str, Callable[[sandbox.Pool], Iterator[str]]] = {

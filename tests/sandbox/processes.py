@@ -8,20 +8,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.processes import descendants, stats
 from verizero import sandbox
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def stats() -> dict[int, list[str]]:
-    """Return the fields of /proc/PID/stat behind the name: state, parent, group, session and more."""
-    fields = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields[int(stat.parent.name)] = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-    return fields
 
 
 def wait_until(happens: Callable[[], object], seconds: float = 60.0) -> bool:
@@ -32,18 +22,6 @@ def wait_until(happens: Callable[[], object], seconds: float = 60.0) -> bool:
             return False
         time.sleep(0.01)
     return True
-
-
-def descendants(pid: int) -> list[int]:
-    """Return all processes below `pid`."""
-    parents = {child: int(fields[1]) for child, fields in stats().items()}
-    below, todo = [], [pid]
-    while todo:
-        parent = todo.pop()
-        children = [p for p, of in parents.items() if of == parent]
-        below += children
-        todo += children
-    return below
 
 
 def session(leader: int) -> set[int]:

@@ -8,17 +8,16 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 
 import pytest
 
 from tests.processes import until
 from tests.sandbox.doubling import PYTHON, TESTS
 from tests.sandbox.processes import descendants, wait_gone
+from tests.source import ROOT
 from verizero import sandbox
 
 pytestmark = pytest.mark.run  # workers of the sandbox
-ROOT = Path(__file__).parents[2]
 ROOTS_TRIAL = """
 import json, sandbox
 from verizero.pipeline.errors import IsolationError

@@ -15,6 +15,7 @@ import pytest
 from tests.processes import alive
 from tests.sandbox.across import open_session, pool_children, within
 from tests.sandbox.processes import descendants, wait_gone, wait_until
+from tests.source import ROOT
 from verizero import sandbox
 from verizero.pipeline.errors import IsolationError, SessionError
 from verizero.sandbox import keepers
@@ -22,7 +23,6 @@ from verizero.sandbox.process import WorkerDied
 
 pytestmark = pytest.mark.run  # workers of the sandbox
 
-ROOT = Path(__file__).parents[2]
 ODD = ["\ud800", "x" * 100_000, "/".join("d" * 3000), "", "..", "'", "\n"]
 """Texts that a policy may write."""
 

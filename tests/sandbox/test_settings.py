@@ -3,11 +3,11 @@
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.sandbox.doubling import DOUBLE, PYTHON
+from tests.source import ROOT
 from verizero import sandbox
 from verizero.pipeline.errors import IsolationError
 from verizero.pipeline.types import Attempt
@@ -18,17 +18,11 @@ from verizero.verifiers._sandbox_jobs import SandboxParams, programs_of
 from verizero.verifiers.base import load
 from verizero.verifiers.code import code
 
-ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.usefixtures("default_sandbox")
 TESTS = {"tests": [{"input": f"{n}\n", "output": f"{2 * n}\n"} for n in (4, 0, -7)]}
 RIGHT = {"python": PYTHON, **DOUBLE}
 UNIT = {"tests": "assert f([3]) == (3, {1})", "fn": "f"}
 UNIT_ANSWER = "def f(x):\n    return (x[0], {1})"
-
-
-@pytest.fixture(autouse=True)
-def back_to_default():
-    yield
-    configure(SandboxSettings())
 
 
 def judged(language, *programs):
@@ -51,16 +45,6 @@ def test_limits_are_the_recipes_where_the_verifier_names_none():
     (said,) = judged("python", "while True: pass")
     assert said.status == "timeout"
     assert "0.3" in said.reason
-
-
-@pytest.mark.run
-def test_too_low_walls_are_an_error_of_the_sandbox_with_the_remedy():
-    configure(SandboxSettings(min_level=3, workers=1))
-    stands = sandbox.probe().level >= 3
-    for language in ("python", "bash"):
-        (said,) = judged(language, RIGHT[language])
-        assert said.status == ("graded" if stands else "sandbox_error")
-        assert stands or "sandbox.min_level" in said.reason
 
 
 @pytest.mark.run

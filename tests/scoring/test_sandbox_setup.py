@@ -15,13 +15,8 @@ from verizero.sandbox.serve import SandboxService
 from verizero.sandbox.settings import SandboxSettings, current
 from verizero.verifiers.base import load
 
+pytestmark = pytest.mark.usefixtures("default_sandbox")
 DEAD = "http://127.0.0.1:9"
-
-
-@pytest.fixture(autouse=True)
-def back_to_default() -> Iterator[None]:
-    yield
-    close_sandbox()
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.source import ROOT
 from tests.stages.kill_driver import KILLS, fingerprint
 from tests.warm import warm
 from verizero.pipeline.config.run import RunConfig
@@ -15,8 +16,6 @@ from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.saving import save_final
 from verizero.pipeline.whole_run import items_by_stage, run_items
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class Broken(BaseException):

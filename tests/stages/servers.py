@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.far import FarProgram
-from tests.processes import until
+from tests.processes import stats, until
 from tests.warm import ROOT, VLLM
 from verizero.pipeline.config.auto import for_machine
 from verizero.pipeline.host.network import LOOPBACK, free_port
@@ -106,17 +106,8 @@ def strike(engine: Any, url: str, group: int, number: signal.Signals) -> None:
     server.sample = struck
 
 
-def living(group: int) -> list[str]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, of_group = path.read_text().rpartition(")")[2].split()[:3]
-        except OSError:
-            continue
-        if int(of_group) == group and state != "Z":
-            found.append(path.parent.name)
-    return found
-
-
 def assert_gone(groups: set[int]) -> None:
-    until(lambda: not any(map(living, groups)), "the end of the servers' processes")
+    def living() -> list[int]:
+        return [p for p, (state, _, group, *_) in stats().items() if int(group) in groups and state != "Z"]
+
+    until(lambda: not living(), "the end of the servers' processes")

@@ -52,9 +52,9 @@ def recipe(
     return tiny(changes | {"sft": {"steps": 40} if stages else None}, ["evaluation.before_training=false", *begun])
 
 
-def steps_of(folder: Path, stage: str = "distill") -> list[dict[str, Any]]:
+def steps_of(folder: Path) -> list[dict[str, Any]]:
     rows = read_jsonl(folder / "metrics.jsonl")
-    return [r["metrics"] for r in rows if r["kind"] == "step" and r["stage"] == stage]
+    return [r["metrics"] for r in rows if r["kind"] == "step" and r["stage"] == "distill"]
 
 
 def falls(values: list[float], share: float = 0.8) -> bool:

@@ -1,6 +1,5 @@
 """Ends of runs, for each reason: run.json, summary.json, run.log and `verizero diagnose`; and runs without graders."""
 
-import errno
 import json
 import os
 import signal
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 
 from tests.far import FarProgram
@@ -92,17 +90,6 @@ def test_graders_fail_and_a_later_try_says_how_it_ended_itself(tmp_path: Path) -
     assert (ended["reason"], ended["where"]) == ("error", "the start"), "of the last try, which did not begin"
     rewrite_judge(tmp_path, ODD)
     assert end(tmp_path, changes=data)[0]["reason"] == "done"
-
-
-@pytest.mark.run
-def test_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(torch, "save", full)
-    ended, _ = end(tmp_path)
-    assert ended["reason"] == "disk_full"
-    assert "free space and start the same command again" in ended["message"]
 
 
 @pytest.mark.run

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.launch.runs import rows
 from tests.stages.broken import killed
 from tests.stages.marks import MARKED
 from tests.stages.sessions import run_all, train_round
@@ -35,10 +36,6 @@ ROLL_BACK = guard("roll_back")
 TOO_FAST = [MARKED, "rl.optimizer.learning_rate=0.018", "rl.reference.schedule=frozen"]
 """The tiny recipe's first update at this rate leaves a model that answers nothing; half of it does not."""
 HOPELESS = "rl.optimizer.learning_rate=0.05"
-
-
-def rows(folder: Path) -> list[dict[str, Any]]:
-    return read_jsonl(folder / "metrics.jsonl")
 
 
 def run(folder: Path, overrides: list[str], page: bool = False) -> list[tuple[str, dict[str, Any]]]:

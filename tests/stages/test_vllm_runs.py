@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 from tests.stages.sessions import replacing
 from tests.stages.sevens import learned, recipe, rows
-from tests.stages.vllm_runs import HELD, ROOT, STEPS, assert_same_run, by_two, folder_of_runs, trained
-from tests.warm import VLLM, warm
+from tests.stages.vllm_runs import HELD, STEPS, assert_same_run, by_two, folder_of_runs, trained
+from tests.warm import ROOT, VLLM, warm
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.run.opening import open_run

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.stages.servers import GivenServer, strike
+from tests.stages.servers import ROOT, GivenServer, strike
 from tests.stages.sessions import replacing, run_all, train_model
 from tests.stages.sevens import learned, recipe, rows
-from tests.stages.vllm_runs import HELD, ROOT, STEPS, assert_same_run, by_two, folder_of_runs, trained
+from tests.stages.vllm_runs import HELD, STEPS, assert_same_run, by_two, folder_of_runs, trained
 from verizero.pipeline.errors import EngineError
 from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.run.opening import open_run

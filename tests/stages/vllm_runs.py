@@ -17,7 +17,6 @@ from verizero.pipeline.config.sections import LaunchConfig
 from verizero.pipeline.host.network import free_port
 from verizero.pipeline.launch import launch
 
-ROOT = Path(__file__).resolve().parents[2]
 STEPS = 8
 """RL steps of these runs."""
 HELD = [1, 2, 5, STEPS]

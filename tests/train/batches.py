@@ -66,17 +66,20 @@ def groups_of(num: int = 4, size: int = 4, seed: int = 0, *, lost: bool = True, 
 def longer(groups: list[Group], tokens: int = 20) -> list[Group]:
     """The groups with prompts of so many tokens more, so that most tokens are those of prompts."""
 
-    def asked(group: Group) -> Group:
-        first = tuple(random.Random(group.prompt.id).choices(range(2, VOCAB), k=tokens))
-        return dataclasses.replace(
-            group,
-            members=tuple(
-                dataclasses.replace(m, rollout=dataclasses.replace(m.rollout, prompt_ids=first + m.rollout.prompt_ids))
-                for m in group.members
-            ),
-        )
+    def asked(rollout: Rollout) -> Rollout:
+        first = tuple(random.Random(rollout.prompt_id).choices(range(2, VOCAB), k=tokens))
+        return dataclasses.replace(rollout, prompt_ids=first + rollout.prompt_ids)
 
-    return [asked(group) for group in groups]
+    return with_rollouts(groups, asked)
+
+
+def with_rollouts(groups: list[Group], change: Callable[[Rollout], Rollout]) -> list[Group]:
+    """The groups with every rollout changed."""
+
+    def changed(m: ScoredRollout) -> ScoredRollout:
+        return dataclasses.replace(m, rollout=change(m.rollout))
+
+    return [dataclasses.replace(g, members=tuple(map(changed, g.members))) for g in groups]
 
 
 def pairs_of(groups: list[Group]) -> list[PreferenceRow]:

@@ -4,6 +4,7 @@ import dataclasses
 import random
 
 from tests.models.families import VOCAB
+from tests.train.batches import with_rollouts
 from verizero.pipeline.types import Episode, Group, Prompt, Rollout, ScoredRollout, Turn, Verdict
 
 END = 5
@@ -95,9 +96,4 @@ def forked(num: int = 3, size: int = 4, seed: int = 0) -> list[Group]:
 
 def wrapped(groups: list[Group]) -> list[Group]:
     """The groups with every single response as an episode of one turn."""
-
-    def whole(m: ScoredRollout) -> ScoredRollout:
-        episode = Episode((tuple(m.rollout.turns),), ())
-        return dataclasses.replace(m, rollout=dataclasses.replace(m.rollout, episode=episode))
-
-    return [dataclasses.replace(g, members=tuple(whole(m) for m in g.members)) for g in groups]
+    return with_rollouts(groups, lambda r: dataclasses.replace(r, episode=Episode((tuple(r.turns),), ())))

@@ -5,16 +5,15 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.models.kernels.interpreted import ENVIRONMENT
+from tests.source import ROOT
 from tests.warm import warm
 from verizero.pipeline.host.network import free_port
 
-ROOT = Path(__file__).resolve().parents[2]
 installed = pytest.mark.skipif(
     importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed: make install-engines"
 )

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from tests.models.families import build
+from tests.train.batches import with_rollouts
 from verizero.pipeline.rollout.engine import Completion, Request, Sampling
 from verizero.pipeline.rollout.torch_engine import TorchEngine
 from verizero.pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
@@ -78,10 +79,4 @@ def groups_of(model: Any, sampling: Sampling, version: int = VERSION) -> list[Gr
 
 def forgetting(groups: list[Group], **fields: Any) -> list[Group]:
     """The groups with these fields of every rollout replaced, e.g. kept=None."""
-    return [
-        dataclasses.replace(
-            g,
-            members=tuple(dataclasses.replace(m, rollout=dataclasses.replace(m.rollout, **fields)) for m in g.members),
-        )
-        for g in groups
-    ]
+    return with_rollouts(groups, lambda rollout: dataclasses.replace(rollout, **fields))

@@ -20,11 +20,11 @@ from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.step import update
 
 
-def with_critic(shared, optimizer=OPTIMIZER, seed=0):
+def with_critic(shared):
     """A backend whose critic has a head that is not zero, so that values differ."""
-    backend = backend_of(seed, optimizer)
-    backend.start_critic(shared, optimizer, 10)
-    generator = torch.Generator().manual_seed(seed + 1)
+    backend = backend_of()
+    backend.start_critic(shared, OPTIMIZER, 10)
+    generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for p in head_of(backend.critic).parameters():
             p.copy_(torch.randn(p.shape, generator=generator, dtype=p.dtype))

@@ -38,7 +38,6 @@ from verizero.pipeline.train.distillation import (
     ServedTeacher,
     distill_update,
 )
-from verizero.pipeline.train.ranks import Ranks
 from verizero.pipeline.train.step import update
 
 OBJECTIVES = [
@@ -79,8 +78,8 @@ def settings(tokens=4096):
     return DistillSettings(pad_id=0, micro_batch_tokens=tokens)
 
 
-def backend_of(ranks=None, packing="auto"):
-    backend = Backend(exact(), ranks=ranks or Ranks(), config=TrainConfig(packing=packing))
+def backend_of(packing="auto"):
+    backend = Backend(exact(), config=TrainConfig(packing=packing))
     backend.start(OPTIMIZER, 10)
     return backend
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.models.families import VOCAB
-from tests.train.batches import backend_of, stale
+from tests.train.batches import backend_of, stale, with_rollouts
 from tests.train.batches import groups_of as responses
 from tests.train.episodes import END, context, episodes_of, rollout_of, wrapped
 from tests.train.sampled import MAX, groups_of, model_of
@@ -132,10 +132,7 @@ def apart(groups, seed):
         b = draw.randint(a + 1, len(rollout.response_ids) - 1)
         return taken_apart(rollout, a, b, forked=draw.random() < 0.5)
 
-    return [
-        dataclasses.replace(g, members=tuple(dataclasses.replace(m, rollout=cut(m.rollout)) for m in g.members))
-        for g in groups
-    ]
+    return with_rollouts(groups, cut)
 
 
 @pytest.mark.parametrize("name", ["qwen2", "qwen3_moe"])

@@ -17,6 +17,7 @@ from tests.train.batches import (
     settings_of,
     stale,
     weights,
+    with_rollouts,
 )
 from tests.train.episodes import END, episodes_of, wrapped
 from verizero.pipeline.train.collate import collate, micros_at, row_costs
@@ -193,15 +194,7 @@ def test_length_penalties_are_of_the_whole_episode():
 def test_components_of_rewards_are_those_of_the_episode():
     """As for single responses of the same groups: GDPO's advantages do not depend on tokens."""
     groups = episodes_of(num=4)
-    alone = [
-        dataclasses.replace(
-            g,
-            members=tuple(
-                dataclasses.replace(m, rollout=dataclasses.replace(m.rollout, episode=None)) for m in g.members
-            ),
-        )
-        for g in groups
-    ]
+    alone = with_rollouts(groups, lambda rollout: dataclasses.replace(rollout, episode=None))
     parts = parts_of("gdpo")
     found = prepare(backend_of(), parts, groups, settings_of(parts))
     wanted = prepare(backend_of(), parts, alone, settings_of(parts)).advantages.advantages

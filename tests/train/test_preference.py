@@ -10,7 +10,6 @@ import torch
 from tests.models.families import VOCAB, with_exact_norms
 from tests.oracles.preferences import Side, divergence, mean_loss
 from tests.train.batches import OPTIMIZER, policy
-from verizero.pipeline.config.sections import TrainConfig
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.preferences.base import load_preference
 from verizero.pipeline.train.backend import Backend
@@ -22,7 +21,6 @@ from verizero.pipeline.train.preference import (
     preference_update,
     side_logprobs,
 )
-from verizero.pipeline.train.ranks import Ranks
 
 LOSSES = [
     *((name, {}) for name in ("dpo", "ipo", "kto", "orpo", "simpo", "robust", "hinge", "exo", "apo_zero", "apo_down")),
@@ -47,9 +45,8 @@ def settings(tokens=4096, temperature=1.0):
     return PreferenceSettings(0, temperature, tokens)
 
 
-def backend_of(ranks=None, drift=0, dtype=torch.float64, packing="auto"):
-    model = with_exact_norms(policy(drift, dtype))
-    backend = Backend(model, ranks=ranks or Ranks(), config=TrainConfig(packing=packing))
+def backend_of(drift=0):
+    backend = Backend(with_exact_norms(policy(drift)))
     backend.start(OPTIMIZER, 10)
     return backend
 

@@ -8,8 +8,7 @@ import torch
 from tests.models.families import build, tiny
 from tests.train.batches import backend_of, groups_of, parts_of, policy, settings_of, weights
 from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
-from verizero.pipeline.errors import CheckpointError, RunError
-from verizero.pipeline.train import checkpoint
+from verizero.pipeline.errors import CheckpointError
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.optimizer import schedule
 from verizero.pipeline.train.step import update
@@ -152,19 +151,6 @@ def test_moments_of_another_shape_are_refused(tmp_path):
     backend.save(tmp_path, save_model)
     with pytest.raises(CheckpointError, match="does not fit the model"):
         backend.load(tmp_path)
-
-
-def test_a_full_disk_is_told_as_such(tmp_path):
-    """From the system's own error: the optimiser's file is the device that is always full."""
-    backend = backend_of()
-
-    def write(folder):
-        (folder / "trainer.pt").symlink_to("/dev/full")
-        backend.save(folder, save_model)
-
-    with pytest.raises(RunError, match="disk is full"):
-        checkpoint.save(tmp_path, 1, write, keep=1)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_checkpoint_of_the_other_backend_is_refused_with_the_way_on(tmp_path):

@@ -3,11 +3,11 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.processes import others
+from tests.source import ROOT
 from verizero.pipeline.cli import main
 from verizero.pipeline.commands import environment as check_module
 from verizero.pipeline.commands.environment import check
@@ -15,7 +15,6 @@ from verizero.pipeline.errors import DataError
 from verizero.pipeline.host.child import family_of
 from verizero.pipeline.scoring.sandbox_setup import close_sandbox
 
-ROOT = Path(__file__).resolve().parents[3]
 BAD = """
 import itertools, os, sqlite3, subprocess, sys, threading
 from verizero.pipeline.environments.base import EnvironmentParams, Reply, Start
