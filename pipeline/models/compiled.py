@@ -1,7 +1,8 @@
 """Compile the policy's blocks with torch.compile, to fuse the operations between the matrix products.
 
 The blocks stay the same modules, with the same names and hooks; only their `forward` changes. The attention of packed
-rows is not compiled, because its pieces have other lengths in each micro-batch.
+rows is not compiled, because its pieces have other lengths in each micro-batch: by a kernel it is one call in the
+block's graph (`runs.opaque`), otherwise it divides the block into several graphs.
 """
 
 from __future__ import annotations

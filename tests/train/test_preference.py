@@ -10,6 +10,7 @@ import torch
 from tests.models.families import VOCAB, with_exact_norms
 from tests.oracles.preferences import Side, divergence, mean_loss
 from tests.train.batches import OPTIMIZER, policy
+from verizero.pipeline.config.sections import TrainConfig
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.preferences.base import load_preference
 from verizero.pipeline.train.backend import Backend
@@ -45,8 +46,8 @@ def settings(tokens=4096, temperature=1.0):
     return PreferenceSettings(0, temperature, tokens)
 
 
-def backend_of(drift=0):
-    backend = Backend(with_exact_norms(policy(drift)))
+def backend_of(drift=0, packing="auto"):
+    backend = Backend(with_exact_norms(policy(drift)), config=TrainConfig(packing=packing))
     backend.start(OPTIMIZER, 10)
     return backend
 
