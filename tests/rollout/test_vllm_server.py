@@ -70,6 +70,7 @@ def test_an_episode_keeps_the_server_of_its_group_until_that_is_lost(stack):
 GENERATE, BRIEF = "/inference/v1/generate", {"request_timeout_s": 3600, "health_timeout_s": 10}
 
 
+@pytest.mark.run
 @pytest.mark.parametrize(
     ("behaviour", "after", "options", "words", "resampled"),
     [
@@ -212,6 +213,7 @@ def test_where_no_server_takes_the_weights_all_ranks_say_so(stack):
         assert fake.url in str(said)
 
 
+@pytest.mark.run
 def test_a_server_that_takes_long_and_is_healthy_has_its_time(stack):
     engine = engine_of(stack.enter_context(FakeServer("takes long", after=49)), health_timeout_s=10)
     check_answers(engine)
