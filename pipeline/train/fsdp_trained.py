@@ -60,7 +60,7 @@ class Division:
     mesh: Any
     """The ranks that divide this rank's replica."""
     cpu_mesh: Any
-    """The same ranks, for tensors on the CPU."""
+    """The same ranks, for tensors that `offload` keeps on the CPU."""
     twins: Ranks
     """The ranks that have the same rows in other replicas, and this one."""
 
@@ -361,11 +361,12 @@ def fsdp_policy(
     """
     join_alone(str(device))
     memory = 0 if device.type == "cpu" else torch.cuda.get_device_properties(device).total_memory
-    num_parameters = sum(p.numel() for p in model.parameters())
-    replicas = num_replicas(config, num_parameters, memory, ranks.size, ranks_of_node(ranks.size))
+    num_parameters, smallest = sum(p.numel() for p in model.parameters()), min(ranks.gather(memory))
+    replicas = num_replicas(config, num_parameters, smallest, ranks.size, ranks_of_node(ranks.size))
     mesh, twins = meshes_of(ranks, device, replicas)
-    cpu_mesh = mesh if device.type == "cpu" else meshes_of(ranks, torch.device("cpu"), replicas)[0]
     offload = config.offload != "none"
+    on_gpu = offload and device.type != "cpu"
+    cpu_mesh = meshes_of(ranks, torch.device("cpu"), replicas)[0] if on_gpu else mesh
     how = Division(ranks, model.dtype, device, config.recomputes, offload, compiling, mesh, cpu_mesh, twins)
     if adapted is None:
         policy = FsdpTrained.of(without_memory(model), POLICY, how)
