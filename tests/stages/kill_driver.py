@@ -34,6 +34,7 @@ from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.report.row_types import VARYING
 from verizero.pipeline.report.store import Store
 from verizero.pipeline.rollout import play
+from verizero.pipeline.run import collapse
 from verizero.pipeline.run.build import build_tokenizer
 from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.saving import save_final
@@ -243,6 +244,7 @@ def main(root: Path, scenarios: list[str]) -> dict[str, Any]:
     quiet()
     if CONFIG.model.create is not None:
         create_model("qwen2", CONFIG.model.create.config, build_tokenizer(CONFIG), 0)  # its imports, once
+    collapse.RATE_AFTER_ROLL_BACK = 0.125  # half the rate may collapse again, as a processor rounds
     for name, small in SMALL_CHUNKS.items():
         module, _, constant = name.partition(".")
         setattr(importlib.import_module(f"verizero.pipeline.stages.{module}"), constant, small)
