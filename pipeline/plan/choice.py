@@ -66,14 +66,18 @@ def _seconds(config: RunConfig, shape: Shape, gpus: int, device: Device) -> floa
 
 
 def views(config: RunConfig) -> dict[str, RunConfig]:
-    """Return the recipe of each RL stage alone by the stage's name; without RL, of the last stage."""
-    names = list(config.sections_of(RlConfig)) or [config.stages[-1].name]
-    return {name: of_one_stage(config.of_stage(name)) for name in names}
+    """Return the recipe of each RL stage alone by the stage's name; without RL, of the last stage.
+
+    A stage that is not done takes no memory, so there the section of RL is gone.
+    """
+    sections = dict(config.sections_of(RlConfig))
+    names = list(sections) or [config.stages[-1].name]
+    return {name: config.of_stage(name).model_copy(update={"rl": sections.get(name)}) for name in names}
 
 
-def of_one_stage(config: RunConfig) -> RunConfig:
-    """Return a recipe with at most one RL stage without the section of RL where no stage has it: it takes no memory."""
-    return config.model_copy(update={"rl": next(iter(config.sections_of(RlConfig).values()), None)})
+def largest(peaks: dict[str, dict[str, float]]) -> float:
+    """Return the bytes of the larger peak."""
+    return max(sum(parts.values()) for parts in peaks.values())
 
 
 def fits(config: RunConfig, shape: Shape, gpus: int, device: Device) -> bool:
@@ -81,7 +85,7 @@ def fits(config: RunConfig, shape: Shape, gpus: int, device: Device) -> bool:
     how, whole = config.rollout, device.memory_gib * GIB
     if config.rl is not None and how.engine == "vllm" and engine_needs(config, shape) > how.vllm.memory_share * whole:
         return False
-    return max(sum(parts.values()) for parts in peaks(config, shape, gpus, device).values()) <= whole * ROOM
+    return largest(peaks(config, shape, gpus, device)) <= whole * ROOM
 
 
 def _with_share(config: RunConfig, shape: Shape, gpus: int, device: Device) -> RunConfig:

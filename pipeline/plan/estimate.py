@@ -16,7 +16,7 @@ from verizero.pipeline.config.load import parse
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.host.heap import has_tcmalloc
-from verizero.pipeline.plan.choice import ROOM, by_plan, choices, fits, fits_everywhere, leanest, views
+from verizero.pipeline.plan.choice import ROOM, by_plan, choices, fits, fits_everywhere, largest, leanest, views
 from verizero.pipeline.plan.devices import CPU, DEVICES, Device
 from verizero.pipeline.plan.memory import GIB, longest_of, peaks, shards_of
 from verizero.pipeline.plan.seconds import Lengths, Share, Work, seconds
@@ -117,11 +117,6 @@ class Plan:
     def fits(self) -> bool:
         """True if it fits without a change."""
         return self.settings == ()
-
-
-def largest(peaks: dict[str, dict[str, float]]) -> float:
-    """Return the bytes of the larger peak."""
-    return max(sum(parts.values()) for parts in peaks.values())
 
 
 def largest_models(config: RunConfig, device: Device) -> dict[int, str | None]:
