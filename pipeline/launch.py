@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 
 from verizero.pipeline.config.sections import LaunchConfig
@@ -34,14 +35,17 @@ from verizero.pipeline.host.child import (
     status_of,
 )
 from verizero.pipeline.host.disk import require_plain
-from verizero.pipeline.host.network import LOOPBACK, free_port
+from verizero.pipeline.host.network import LOOPBACK, address_towards, free_port
 from verizero.pipeline.report.ended import end_reason, ended_by, record_failure
+from verizero.pipeline.rollout.server_nodes import ServersOfNode, folder_of, forget_orders
 from verizero.pipeline.shown import show
-from verizero.pipeline.train.deadline import SPARE_S, WATCH
+from verizero.pipeline.train.deadline import SPARE_S, START_S, WATCH
 
 LAUNCHED = "VERIZERO_LAUNCHED"
 """Variable of the ranks that this module started: the number of the process that did."""
 POLL_S = 0.05
+LOOK_S = 0.5
+"""Seconds between two looks of a node that generates into the run's folder."""
 PROGRAM = "verizero.pipeline.cli"
 DEAD_RANK = re.compile(r"^ *time *: (\S+)\n.*\n *rank *: (\d+) .*\n *exitcode *: (-?\d+) \(pid: (\d+)\)", re.MULTILINE)
 """The end of a rank in a report of torchrun: time in seconds, number, status and process."""
@@ -61,16 +65,21 @@ def launch(
 ) -> None:
     """Run `verizero <arguments>` (the module `program`) as a group of ranks until all have finished.
 
+    On a node that only generates, serve until the run has ended (`rollout/server_nodes.py`).
     `look` is called while they run; what it raises ends them.
     Raises: RunError naming the rank that died first, its phase and its last lines; the other ranks are ended.
     """
     logs, node = folder / "logs", _node() if config.kind == "torchrun" else 0
+    if node in config.generating:
+        serve_as_node(node, config, folder, str(config.address))
+        return
     logs.mkdir(parents=True, exist_ok=True)
     require_plain(folder)  # the log of each rank is opened here
     if node == 0:
         # A notice of death quotes these files: those of an earlier launch would name ranks that do not exist.
         for stale in logs.glob("rank*.phase"):
             stale.unlink(missing_ok=True)
+        forget_orders(folder)
     launcher = None
     try:
         launcher = Launcher(config, command_of(config, arguments, program), logs, node)
@@ -98,7 +107,7 @@ class Launcher:
         # A launcher starts the ranks itself, without the words of `module_command`.
         more = {LAUNCHED: str(os.getpid()), "PYTHONUNBUFFERED": "1", SAFE_PATH: "1"}
         more["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "1"  # in place of 30 s, which torchrun gives its ranks when we end it
-        if config.kind == "torchrun" and config.nodes == 1:
+        if config.kind == "torchrun" and config.nodes.train == 1:
             # Each rank would otherwise start a thread per core, and all of them would compete.
             threads = max(1, (os.cpu_count() or 1) // config.gpus_per_node)
             more["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", str(threads))
@@ -128,7 +137,7 @@ class Launcher:
 
         Without a network it would wait for ever. Raises: RunError if a rank failed.
         """
-        if self.config.kind != "torchrun" or self.config.nodes == 1:
+        if self.config.kind != "torchrun" or self.config.nodes.train == 1:
             return False
         # A rank of another host that hangs is ended by its own deadline, so it is in vain to wait longer than that.
         now, patience_s = time.monotonic(), self.config.phase_timeout_s + SPARE_S
@@ -201,19 +210,21 @@ class Tail:
 
 def command_of(config: LaunchConfig, arguments: Sequence[str], program: str = PROGRAM) -> list[str]:
     """Return the command for torchrun or Slurm. Raises: RunError outside a Slurm job."""
-    nodes, each = str(config.nodes), str(config.gpus_per_node)
+    each = str(config.gpus_per_node)
     if config.kind == "torchrun":
-        address, port = (LOOPBACK, free_port()) if config.nodes == 1 else (str(config.address), config.port)
+        address, port = (LOOPBACK, free_port()) if config.nodes.train == 1 else (str(config.address), config.port)
         meeting = ["--master-addr", address, "--master-port", str(port)]
-        return [*module_command("torch.distributed.run"), "--nnodes", nodes, "--nproc-per-node", each, "--node-rank",
-                str(_node()), *meeting, "-m", program, *arguments]  # fmt: skip
+        return [*module_command("torch.distributed.run"), "--nnodes", str(config.nodes.train), "--nproc-per-node", each,
+                "--node-rank", str(_node()), *meeting, "-m", program, *arguments]  # fmt: skip
     exported = f"ALL,MASTER_ADDR={_first_slurm_host()},MASTER_PORT={config.port}"
-    return ["srun", "--nodes", nodes, "--ntasks-per-node", each, "--kill-on-bad-exit=1", "--export", exported,
-            *module_command(program), *arguments]  # fmt: skip
+    return ["srun", "--nodes", str(config.num_nodes), "--ntasks-per-node", each, "--kill-on-bad-exit=1", "--export",
+            exported, *module_command(program), *arguments]  # fmt: skip
 
 
 def join_as_rank(config: LaunchConfig, folder: Path) -> int:
     """Make this process a rank: open its log and watch the deadlines of its phases. Return its number."""
+    if config.kind == "slurm":  # tasks on nodes that only generate are no ranks
+        os.environ.setdefault("WORLD_SIZE", str(config.nodes.train * config.gpus_per_node))
     for ours, theirs in (("RANK", "SLURM_PROCID"), ("WORLD_SIZE", "SLURM_NTASKS"), ("LOCAL_RANK", "SLURM_LOCALID")):
         if ours not in os.environ and theirs in os.environ:
             os.environ[ours] = os.environ[theirs]
@@ -233,6 +244,53 @@ def join_as_rank(config: LaunchConfig, folder: Path) -> int:
             os.dup2(log.fileno(), sys.stderr.fileno())
     WATCH.start(logs / f"rank{rank}.phase", config.phase_timeout_s)
     return rank
+
+
+def served_here(config: LaunchConfig, folder: Path) -> bool:
+    """Serve until the run has ended and return True, if this task of Slurm is on a node that only generates.
+
+    The first task of the node does it, and the others return at once.
+    """
+    if config.kind != "slurm" or _node() not in config.generating:
+        return False
+    if os.environ.get("SLURM_LOCALID", "0") == "0":
+        serve_as_node(_node(), config, folder, os.environ["MASTER_ADDR"])
+    return True
+
+
+def serve_as_node(node: int, config: LaunchConfig, folder: Path, trainer: str) -> None:
+    """Serve as the trainer, at the address `trainer`, orders it in the run's folder, until the run has ended.
+
+    Raises: RunError if no order comes, or if rank 0 begins no phase for longer than a phase may take.
+    """
+    phases = folder / "logs" / "rank0.phase"
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    seen, since, is_asked = "", time.monotonic(), False
+    show(f"verizero: node {node} generates; it waits for the trainer's order in {folder_of(folder)}")
+    with closing(ServersOfNode(folder, node, address_towards(trainer))) as servers:
+        while True:
+            servers.look()
+            is_asked = is_asked or bool(servers.order)
+            phase = _phase(phases)
+            if is_asked and phase.startswith("end\n"):
+                return
+            if phase != seen:
+                seen, since = phase, time.monotonic()
+            limit_s = config.phase_timeout_s if is_asked else max(START_S, config.phase_timeout_s)
+            if time.monotonic() - since > limit_s + SPARE_S:
+                raise RunError(
+                    f"node {node} ends its servers: rank 0 began no phase for {limit_s:g} s (launch.phase_timeout_s="
+                    f"{config.phase_timeout_s:g}), so the trainer has ended. The same command on all nodes continues "
+                    "from the last checkpoint"
+                )
+            time.sleep(LOOK_S)
+
+
+def _phase(file: Path) -> str:
+    """Return the phase, and when it began; "" if there is none."""
+    with suppress(OSError):
+        return f"{file.read_text()}\n{file.stat().st_mtime_ns}"
+    return ""
 
 
 def has_children(pid: int) -> bool:

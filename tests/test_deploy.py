@@ -102,7 +102,7 @@ def test_a_job_runs_a_recipe_on_what_it_asks_for(name):
     (container,) = spec["template"]["spec"]["containers"]
     launch = recipe_of(container["command"]).launch
     nodes = spec.get("completions", 1)
-    assert nodes == spec.get("parallelism", 1) == launch.nodes
+    assert nodes == spec.get("parallelism", 1) == launch.num_nodes
     assert int(container["resources"]["limits"]["nvidia.com/gpu"]) == launch.gpus_per_node
     assert launch.gpus_per_node == 1 or name != "verizero-ranks", "a pod for each rank"
     if nodes > 1:
@@ -124,9 +124,10 @@ def test_slurm_accepts_each_script(script):
 
 
 @pytest.mark.parametrize(
-    ("script", "nodes"), [*((script, None) for script in SCRIPTS), (SCRIPTS[0].with_name("train-nodes.sbatch"), 16)]
+    ("script", "nodes", "generate"),
+    [*((script, None, 0) for script in SCRIPTS), (SCRIPTS[0].with_name("train-nodes.sbatch"), 16, 4)],
 )
-def test_a_script_runs_a_recipe_on_what_it_asks_for(script, nodes, tmp_path):
+def test_a_script_runs_a_recipe_on_what_it_asks_for(script, nodes, generate, tmp_path):
     """The script is run by bash with a `verizero` that writes down how it was called. nodes: asked of sbatch."""
     said = tmp_path / "words"
     (tmp_path / "verizero").write_text(f'#!/bin/bash\nprintf "%s\\n" "$SRUN_CPUS_PER_TASK" "$@" > {said}\n')
@@ -137,13 +138,14 @@ def test_a_script_runs_a_recipe_on_what_it_asks_for(script, nodes, tmp_path):
         "SLURM_JOB_ID": "7",
         "SLURM_JOB_NUM_NODES": options["nodes"] or "",
         "SLURM_CPUS_PER_TASK": options["cpus-per-task"] or "",
+        "GENERATE": str(generate),
     }
     subprocess.run(["bash", str(script)], env=job, cwd=tmp_path, check=True)
     cores, *words = said.read_text().splitlines()
     assert cores == options["cpus-per-task"], "srun takes a task's cores from this variable alone"
     config = recipe_of(["verizero", *words])
     assert config.launch.kind == "slurm"
-    assert config.launch.nodes == int(options["nodes"] or 0)
+    assert (config.launch.num_nodes, config.launch.nodes.generate) == (int(options["nodes"] or 0), generate)
     tasks = int(options["ntasks-per-node"] or 0)
     by_task = int(options.get("gpus-per-task") or 0) * tasks
     assert config.launch.gpus_per_node == tasks == int(options.get("gpus-per-node") or by_task)

@@ -54,7 +54,7 @@ WATCHER = child.__file__
 FOLDER = "VERIZERO_TEST_MODELS"
 """Variable that names a folder of this run of the tests; tests/conftest.py sets it."""
 LAUNCHERS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("tests.launch.host", "torch.distributed.run", WATCHER), ("",)),
+    **dict.fromkeys(("tests.launch.host", "tests.stages.vllm_rank", "torch.distributed.run", WATCHER), ("",)),
     "verizero.pipeline.cli": ("verizero.flows.",),
     **dict.fromkeys(("verizero.flows.serve", "prefect"), ("prefect.engine",)),
 }

@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> None:
         check_model_is_there(config.model.path, config.model.revision)
     folder, is_first_rank = run_folder(config), True
     if config.launch.kind != "none" or "RANK" in os.environ:
-        from verizero.pipeline.launch import is_rank, join_as_rank, launch
+        from verizero.pipeline.launch import is_rank, join_as_rank, launch, served_here
 
         # This process only launches: each rank runs this command again.
         if not is_rank():
@@ -67,6 +67,8 @@ def run(arguments: argparse.Namespace) -> None:
             argv += ["--stages", arguments.stages] if arguments.stages else []
             launch(config.launch, [*argv, *(["--no-prefect"] if arguments.no_prefect else [])], folder)
             print_result(folder, json.loads((folder / "summary.json").read_text()))
+            return
+        if served_here(config.launch, folder):
             return
         is_first_rank = join_as_rank(config.launch, folder) == 0
     with ExitStack() as stack:

@@ -206,18 +206,21 @@ def check_launch(launch: LaunchConfig, train: TrainConfig, rollout: RolloutConfi
         check_gpus(launch, train, rollout.vllm)
     if launch.kind == "none":
         return
-    num_ranks, devices = launch.nodes * launch.gpus_per_node, rollout.vllm.tensor_parallel
+    num_ranks, devices = launch.nodes.train * launch.gpus_per_node, rollout.vllm.tensor_parallel
     if rollout.engine in ("auto", "vllm") and num_ranks % devices:
         raise ValueError(
             f"rollout.vllm.tensor_parallel={devices} does not divide the {num_ranks} ranks of launch, which are "
             "the engines' devices; set it to a divisor of them"
         )
+    if launch.generating:
+        check_generating(launch, rollout)
     if servers is None:
         return
-    if launch.nodes > 1 and not servers.urls:
+    if launch.nodes.train > 1 and not servers.urls and not launch.generating:
         raise ValueError(
-            f"launch.nodes={launch.nodes} and rollout.engine={rollout.engine}: the servers that a run starts answer to "
-            f"the node of rank 0 alone; start them yourself (docs/engines.md), named in {rollout.servers_field}.urls"
+            f"launch.nodes={launch.nodes.train} and rollout.engine={rollout.engine}: the servers that a run starts on "
+            "rank 0's node answer to that node alone; give servers nodes of their own (launch.nodes: {train: "
+            f"{launch.nodes.train}, generate: 1}}), or start them yourself, named in {rollout.servers_field}.urls"
         )
     request_timeout_s, phase_timeout_s = servers.request_timeout_s, launch.phase_timeout_s
     if request_timeout_s >= phase_timeout_s:
@@ -226,6 +229,42 @@ def check_launch(launch: LaunchConfig, train: TrainConfig, rollout: RolloutConfi
             f"launch.phase_timeout_s={phase_timeout_s:g}: a rank that "
             "waits for a server that hangs would be ended before it drops that server; set the first below the second"
         )
+
+
+def check_generating(launch: LaunchConfig, rollout: RolloutConfig) -> None:
+    """Raise ValueError unless the nodes that only generate can start the servers."""
+    setting, servers, field = f"launch.nodes.generate={launch.nodes.generate}", rollout.servers, rollout.servers_field
+    if servers is None:
+        raise ValueError(
+            f"{setting} and rollout.engine={rollout.engine}, which generates where it trains; set rollout.engine: "
+            "vllm_server, or launch.nodes to the number of nodes that train"
+        )
+    devices = servers.tensor_parallel if isinstance(servers, VllmConfig) else 1
+    if launch.gpus_per_node % devices:
+        raise ValueError(
+            f"rollout.vllm.tensor_parallel={devices} does not divide launch.gpus_per_node={launch.gpus_per_node}, the "
+            "GPUs of a node that generates; set it to a divisor"
+        )
+    too_much = {
+        "urls": servers.urls,
+        "devices": rollout.vllm.devices,
+        "servers": servers.servers != 1 and servers.servers,
+    }
+    for name, value in too_much.items():
+        if value:
+            raise ValueError(
+                f"{setting} and {field}.{name}={value}: a node that generates starts a server for each "
+                f"{devices} of its launch.gpus_per_node GPUs; drop {field}.{name}, or launch.nodes.generate"
+            )
+
+
+def servers_of(launch: LaunchConfig, rollout: RolloutConfig) -> ServerParams | None:
+    """Return the parameters of the servers that generate, with the number that this machine or each node starts."""
+    servers = rollout.servers
+    if servers is None or not launch.generating:
+        return servers
+    devices = servers.tensor_parallel if isinstance(servers, VllmConfig) else 1
+    return servers.model_copy(update={"servers": launch.gpus_per_node // devices})
 
 
 def check_gpus(launch: LaunchConfig, train: TrainConfig, vllm: VllmConfig) -> None:

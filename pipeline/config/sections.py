@@ -7,7 +7,16 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from verizero.pipeline import registry
 
@@ -208,6 +217,15 @@ class TrainConfig(Section):
         return self
 
 
+class NodesConfig(Section):
+    """The number of nodes of each kind. `nodes: 2` reads as `{train: 2}`."""
+
+    train: int = Field(1, ge=1, description="nodes that train, and generate unless others do")
+    generate: int = Field(
+        0, ge=0, description="further nodes, numbered after those, with nothing but servers; their number may change"
+    )
+
+
 class LaunchConfig(Section):
     """The processes that train together. If one ends, all end."""
 
@@ -215,8 +233,10 @@ class LaunchConfig(Section):
         "none",
         description="none: one process, or ranks that something else has started; torchrun: here, or on each node",
     )
-    nodes: int = Field(1, ge=1)
-    gpus_per_node: int = Field(1, ge=1, description="ranks on each node (also without GPUs)")
+    nodes: Annotated[NodesConfig, BeforeValidator(lambda n: {"train": n} if isinstance(n, int) else n)] = NodesConfig()
+    gpus_per_node: int = Field(
+        1, ge=1, description="ranks on each node (also without GPUs); on one that generates, GPUs of its servers"
+    )
     address: str | None = Field(None, description="torchrun on several nodes: address of the first node")
     port: int = Field(
         29500, ge=1, le=65535, description="port on the first node; torchrun on one node takes a free one"
@@ -229,11 +249,21 @@ class LaunchConfig(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> LaunchConfig:
-        if self.kind == "none" and self.nodes > 1:
-            raise ValueError(f"launch.nodes={self.nodes} with launch.kind=none; use torchrun or slurm for several")
-        if self.kind == "torchrun" and self.nodes > 1 and self.address is None:
-            raise ValueError(f"launch.nodes={self.nodes} with torchrun needs launch.address, the first node's")
+        if self.kind == "none" and self.num_nodes > 1:
+            raise ValueError(f"launch.nodes={self.num_nodes} with launch.kind=none; use torchrun or slurm for several")
+        if self.kind == "torchrun" and self.num_nodes > 1 and self.address is None:
+            raise ValueError(f"launch.nodes={self.num_nodes} with torchrun needs launch.address, the first node's")
         return self
+
+    @property
+    def num_nodes(self) -> int:
+        """The number of all nodes."""
+        return self.nodes.train + self.nodes.generate
+
+    @property
+    def generating(self) -> range:
+        """The numbers of the nodes that only generate."""
+        return range(self.nodes.train, self.num_nodes)
 
 
 class EvaluationConfig(Section):

@@ -15,6 +15,7 @@ import yaml
 
 from verizero.pipeline.config.episodes import has_episodes
 from verizero.pipeline.config.rl import parts_of
+from verizero.pipeline.config.rollout import servers_of
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.models.quantized import NF4_BITS
 from verizero.pipeline.plan.devices import Device, decode_seconds
@@ -180,8 +181,8 @@ def decoding(work: Work) -> float:
     config, shape, device, lengths = work.config, work.shape, work.device, work.lengths
     width = width_of(config)
     over = 1 if config.rollout.engine == "torch" else config.rollout.vllm.tensor_parallel
-    servers = config.rollout.servers
-    engines = max(1.0, work.gpus / over) if servers is None else len(servers.urls) or servers.servers
+    servers, nodes = servers_of(config.launch, config.rollout), max(1, config.launch.nodes.generate)
+    engines = max(1.0, work.gpus / over) if servers is None else len(servers.urls) or servers.servers * nodes
     rows = max(1.0, work.responses / engines)
     together = min(rows, config.rollout.max_rows)
     expanded = config.rollout.engine == "torch"  # transformers caches what latent attention makes of its vector

@@ -32,6 +32,8 @@ class ServerSetup:
     """The run's folder, which ranks and servers on other machines may see too."""
     field: str
     """The recipe's section with the servers' parameters, for error messages."""
+    nodes: tuple[int, ...] = ()
+    """The numbers of the nodes that start the programs; empty: this machine does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,7 @@ class Client(Protocol):
         ...
 
     def programs(self) -> Sequence[Program]:
-        """Return the commands that start `params.servers` servers on this machine. Raises: ConfigError."""
+        """Return the commands that start `params.servers` servers, here or on each node. Raises: ConfigError."""
         ...
 
     def connect(self, url: str) -> Server:

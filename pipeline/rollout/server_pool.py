@@ -22,40 +22,10 @@ from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
 from verizero.pipeline.errors import EngineError, VerizeroError
-from verizero.pipeline.host.child import GRACE_S, NotReady, end, start, wait_until, watched
-from verizero.pipeline.host.network import LOOPBACK, answers, free_port
 from verizero.pipeline.rollout.engine import Completion, Ended, EndedReader, Request, Sampling, check_requests
-from verizero.pipeline.rollout.server_client import Client, Program, Server, ServerLost, ServerSetup
+from verizero.pipeline.rollout.server_client import Client, Server, ServerLost, ServerSetup
+from verizero.pipeline.rollout.server_nodes import OrderedServers, ServerProcess
 from verizero.pipeline.rollout.weights import CountedWeights
-
-
-class ServerProcess:
-    """One server on this machine; `url` answers once `wait` has returned."""
-
-    def __init__(self, program: Program, log: Path) -> None:
-        self.log = log
-        # Another process may take the port first; the server then ends, and `wait` reports its log.
-        port = free_port()
-        self.url = f"http://{LOOPBACK}:{port}"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        command = watched([*program.command, "--host", LOOPBACK, "--port", str(port)])
-        self.process = start(command, log=log, env=program.environment or None)
-
-    def wait(self, timeout_s: float, what: str, field: str) -> None:
-        """Wait until the server answers. `what` it is, and the recipe's `field` of the timeout, are for messages.
-
-        Raises: EngineError with the log's last lines if the server ends, or does not answer in time.
-        """
-        try:
-            wait_until(lambda: answers(f"{self.url}/health"), self.process, self.log, timeout_s)
-        except NotReady as exc:
-            remedy = f"raise {field}, or see why: " if exc.status is None else ""
-            raise EngineError(f"{what} {exc.what}; {remedy}{exc.tail}") from exc
-
-    def close(self) -> None:
-        """End the server and all its processes; kill those that do not end in time."""
-        end(self.process, grace_s=2 * GRACE_S)  # twice the time after which its watcher kills it
-
 
 LEAVE_S = 10.0
 """Seconds that `close` waits for process groups to be destroyed: a process that ends during that is aborted. A send to
@@ -89,7 +59,9 @@ class ServerPool:
     answers_threads = True
 
     def __init__(self, client: Client, setup: ServerSetup, peers: Peers | None = None) -> None:
-        """Start the servers, or take those of `client.params.urls`. Logs go to the run's folder, by the first rank.
+        """Start the servers, here or on `setup.nodes`, or take those of `client.params.urls`.
+
+        Logs go to the run's folder, by the first rank.
 
         peers: None for a run of one rank. Raises: EngineError if a server does not start.
         """
@@ -99,12 +71,13 @@ class ServerPool:
         self._peers = peers
         self._is_first = peers is None or peers.rank == 0
         self._processes: list[ServerProcess] = []
+        self._ordered = OrderedServers(setup.folder, setup.nodes) if setup.nodes else None
         self._lost_before: list[str] = []
         """Reasons for the servers lost before the last publish; equal on all ranks."""
         self._lost_since: dict[str, str] = {}
         """URL -> reason, for the servers that this rank lost since."""
         self._may_return: list[Server] = []
-        """Lost servers that the run did not start: they may be restarted by someone."""
+        """Lost servers that this process did not start: they may be restarted by their node, or by someone."""
         self._closing: list[Future[None]] = []
         self._changes_lock = threading.Lock()
         """Protects the servers and the counts of losses: several threads may call `generate`."""
@@ -186,11 +159,15 @@ class ServerPool:
 
     def _start(self) -> tuple[str, ...]:
         """Start the client's programs; return the servers' URLs once all of them answer."""
+        timeout_s, field = self.client.params.start_timeout_s, f"{self.setup.field}.start_timeout_s"
+        if self._ordered is not None:
+            programs = [(program.command, program.environment) for program in self.client.programs()]
+            self._ordered.start(programs, timeout_s, field)
+            return self._ordered.urls()
         # All start before the wait: they load at the same time, with one deadline.
         for number, program in enumerate(self.client.programs()):
-            self._processes.append(ServerProcess(program, self._log(number)))
-        until = time.monotonic() + self.client.params.start_timeout_s
-        what, field = f"a server of {self.client.kind}", f"{self.setup.field}.start_timeout_s"
+            self._processes.append(ServerProcess(program.command, program.environment or None, self._log(number)))
+        until, what = time.monotonic() + timeout_s, f"a server of {self.client.kind}"
         for process in self._processes:
             process.wait(max(1.0, until - time.monotonic()), what, field)
         return tuple(p.url for p in self._processes)
@@ -233,10 +210,14 @@ class ServerPool:
         self._resampled_by_others = sum(number for _, number in ranks) - self._resampled
 
     def _take_back(self) -> bool:
-        """Use lost servers again that were restarted; return True if any server was, a new one included.
+        """Use lost servers again that were restarted, and those of nodes that came in place of others.
 
-        The publish that calls this sends the weights to all, and then the base of adapters too.
+        Return True if any server is new or was restarted: the publish that calls this sends the weights to all, and
+        then the base of adapters too.
         """
+        if self._ordered is not None:
+            have = {server.url for server in (*self.servers, *self._may_return)}
+            self._may_return += [self.client.connect(url) for url in self._ordered.urls() if url not in have]
         asked = [*self.servers, *self._may_return]
         with ThreadPoolExecutor(max(1, len(asked))) as pool:
             # All at once: each server that is still gone takes its whole timeout.
@@ -332,7 +313,9 @@ class ServerPool:
             return
         remedy = f"start them again, or others that {self.setup.field}.urls then names (docs/engines.md)"
         if not self.client.params.urls:
-            remedy = f"see why in {self._logs}"
+            remedy = (
+                f"see why in {self._logs if self._ordered is None else self.setup.folder / 'logs' / 'server-*.log'}"
+            )
         raise EngineError(
             f"no server of {self.client.kind} is left of {self._num_servers}; {remedy}, then start the same command "
             "again: it resumes from the last checkpoint. Lost:\n  " + "\n  ".join(self.lost)
@@ -349,7 +332,7 @@ class ServerPool:
         for server in lost:
             self._closing.append(in_thread(server.close))
             # Only the first rank sends weights, so it alone decides which servers are used again.
-            if self.client.params.urls and self._is_first:
+            if (self.client.params.urls or self._ordered) and self._is_first:
                 self._may_return.append(server)
             for process in [p for p in self._processes if p.url == server.url]:
                 process.close()
@@ -359,6 +342,8 @@ class ServerPool:
         for process in self._processes:
             process.close()
         self._processes = []
+        if self._ordered is not None and self._is_first:
+            self._ordered.close()
         self.client.close()
 
 

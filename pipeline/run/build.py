@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from verizero.pipeline.config.rl import RlConfig, parts_of
+from verizero.pipeline.config.rollout import servers_of
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.sample import SampleConfig
 from verizero.pipeline.config.servers import load_servers
@@ -143,11 +144,12 @@ def build_engine(
     adapters = backend.engine_adapters() if backend is not None and takes_adapters else None
     copied = model if engine_copy is None else engine_copy
     policy = EngineModel.of(copied, ends, weights, records, dtype, longest, adapters)
-    if (params := how.servers) is not None:
+    if (params := servers_of(config.launch, how)) is not None:
         ranks = ALONE if backend is None else backend.ranks
         # A group of its own: threads of the engine must not mix their messages with the trainer's.
         peers = ranks.in_own_group(max(START_S, config.launch.phase_timeout_s) + SPARE_S)
-        setup = ServerSetup(policy, how.max_rows, folder or Path.cwd(), how.servers_field)
+        nodes = tuple(config.launch.generating)
+        setup = ServerSetup(policy, how.max_rows, folder or Path.cwd(), how.servers_field, nodes)
         return ServerPool(load_servers(how.engine)[1](params, setup), setup, peers)
     from verizero.pipeline.rollout.vllm_engine import VllmEngine
 

@@ -273,6 +273,8 @@ REFUSED = {
         ("", "launch={kind: torchrun, nodes: 2}", "launch.address"),
         ("", "launch={kind: local}", "launch.kind"),
         ("rl", (SERVERS, "launch={kind: slurm, nodes: 2, gpus_per_node: 1}"), "launch.nodes=2 … rollout.vllm.urls"),
+        ("rl", ("launch={kind: slurm, nodes: {generate: 1}}",), "generate=1 and rollout.engine=auto, … vllm_server"),
+        ("rl", (SERVERS, "launch={kind: slurm, nodes: {generate: 2}}", "rollout.vllm.servers=3"), "servers=3: … drop"),
         (
             "rl",
             ("rollout.engine=vllm", "rollout.vllm.tensor_parallel=2", "launch={kind: torchrun, gpus_per_node: 3}"),

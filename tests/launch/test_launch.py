@@ -17,7 +17,7 @@ from tests.processes import marked, until
 from tests.warm import MARK
 from verizero.pipeline.config.sections import LaunchConfig
 from verizero.pipeline.errors import RunError
-from verizero.pipeline.launch import Launcher, command_of, launch
+from verizero.pipeline.launch import Launcher, command_of, launch, served_here
 
 
 @pytest.mark.run
@@ -122,6 +122,16 @@ class TestCommands:
         assert command[:6] == ["srun", "--nodes", "2", "--ntasks-per-node", "1", "--kill-on-bad-exit=1"]
         assert "MASTER_ADDR=n17" in command[7]
         assert command[-5:] == ["verizero.pipeline.cli", *self.WORDS]
+
+    def test_of_slurm_tasks_on_a_node_that_only_generates_the_first_serves(self, tmp_path, monkeypatch):
+        config, served = LaunchConfig(kind="slurm", nodes={"train": 2, "generate": 1}, gpus_per_node=8), []
+        monkeypatch.setattr("verizero.pipeline.launch.serve_as_node", lambda *how: served.append((how[0], how[3])))
+        monkeypatch.setenv("MASTER_ADDR", "n17")
+        for node, task, serves in (("1", "0", False), ("2", "0", True), ("2", "1", True)):
+            monkeypatch.setenv("SLURM_NODEID", node)
+            monkeypatch.setenv("SLURM_LOCALID", task)
+            assert served_here(config, tmp_path) is serves
+        assert served == [(2, "n17")]
 
     def test_a_launcher_that_is_not_installed_is_named(self, tmp_path, monkeypatch):
         (tmp_path / "scontrol").write_text("#!/bin/sh\necho n17\n")

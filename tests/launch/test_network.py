@@ -1,12 +1,7 @@
-"""Two hosts whose network is cut in any phase: both stop by the deadline, and continue once it is back.
+"""Two hosts whose network is cut in any phase: both stop by the deadline, and continue once it is back."""
 
-The hosts are network namespaces of this machine, joined by one cable; they share its files.
-"""
-
-import ctypes
 import os
 import re
-import shutil
 import subprocess
 import sys
 from functools import partial
@@ -14,10 +9,10 @@ from functools import partial
 import pytest
 
 from tests.launch.host import overrides
+from tests.launch.hosts import HOSTS, enter, ip, two_hosts
 from tests.launch.runs import ROOT, assert_same_bytes, by_ranks, wait_for_end
 from tests.warm import warm
 
-HOSTS = ("10.77.61.1", "10.77.61.2")
 LIMIT_S = 10
 PATIENT = "launch.phase_timeout_s=20"
 """Of runs that come to their end: rank 0 draws the page in the last phase, which takes seconds of a core."""
@@ -44,44 +39,10 @@ OUTAGES = [
 ]
 
 
-def ip(*words):
-    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, (words, done.stderr)
-
-
-def refused():
-    """Why there can be no hosts here."""
-    if shutil.which("ip") is None:
-        return "no `ip` here: install the package iproute2"
-    name = f"vz{os.getpid()}t"
-    tried = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
-    if tried.returncode == 0:
-        ip("netns", "del", name)
-        return None
-    return f"no network namespaces here: {tried.stderr.strip()}"
-
-
 @pytest.fixture(scope="module")
 def hosts():
-    """Namespace and cable of each of two."""
-    if (why := refused()) is not None:
-        pytest.skip(why)
-    names = [(f"vz{os.getpid()}h{i}", f"vz{os.getpid()}c{i}") for i in (0, 1)]
-    made = []
-    try:
-        for space, _ in names:
-            ip("netns", "add", space)
-            made.append(space)
-        (one, left), (other, right) = names
-        ip("link", "add", left, "netns", one, "type", "veth", "peer", "name", right, "netns", other)
-        for (space, cable), address in zip(names, HOSTS, strict=True):
-            ip("-n", space, "addr", "add", f"{address}/24", "dev", cable)
-            for device in (cable, "lo"):
-                ip("-n", space, "link", "set", device, "up")
+    with two_hosts() as names:
         yield names
-    finally:
-        for space in made:
-            ip("netns", "del", space)
 
 
 def by_hosts(hosts, recipe, name, fuse, *more):
@@ -117,13 +78,6 @@ def ends_of(hosts, words, fuse):
         for host in started:
             host.kill()
             host.wait()
-
-
-def enter(space):
-    """Move this process into that network namespace."""
-    with open(f"/run/netns/{space}") as file:
-        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), 0):
-            raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {space}")
 
 
 @pytest.mark.run

@@ -1,7 +1,10 @@
 """Whole runs over servers of vLLM: started or given, asked by one rank or two, that hang, die and come back."""
 
 import json
+import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -9,10 +12,12 @@ from typing import Any
 
 import pytest
 
+from tests.launch.hosts import HOSTS, enter, two_hosts
 from tests.stages.servers import ROOT, GivenServer, strike
 from tests.stages.sessions import replacing, run_all, train_model
 from tests.stages.sevens import learned, recipe, rows
 from tests.stages.vllm_runs import HELD, STEPS, assert_same_run, by_two, folder_of_runs, trained
+from tests.warm import VLLM, warm
 from verizero.pipeline.errors import EngineError
 from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.run.opening import open_run
@@ -83,7 +88,7 @@ def test_two_ranks_over_the_same_servers_learn_as_one_does_though_one_loses_a_se
         rollout=rollout,
         steps=STEPS,
         train={"backend": "deepspeed", "zero": 3},
-        strike={"step": 4, "url": second.url, "group": second.group},
+        strike={"step": 4, "at": {"url": second.url, "group": second.group}},
     )
     for rank in (0, 1):
         found = json.loads((two / f"found{rank}.json").read_text())
@@ -92,6 +97,45 @@ def test_two_ranks_over_the_same_servers_learn_as_one_does_though_one_loses_a_se
     assert_sound(two, whole)
     assert counted(two) == [(2, 0)] * 4 + [(1, 1)] * 4
     assert rows(two)[-1]["servers/resampled"] >= 1
+
+
+def test_two_nodes_train_and_two_generate_whose_server_is_killed_and_comes_back(
+    base: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each command is the same but for NODE_RANK. Nodes 0 and 2 are one network namespace, 1 and 3 another."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    folder, nodes = base / "nodes", {"train": 2, "generate": 2}
+    how = {"kind": "torchrun", "nodes": nodes, "address": HOSTS[0], "port": 29500, "phase_timeout_s": 500}
+    changes = {"launch": how, "rollout": over(), "steps": STEPS, "held": HELD, "strike": {"step": 4, "node": 3}}
+    with two_hosts() as hosts:
+        words = ["tests.stages.vllm_rank", str(folder), json.dumps(changes)]
+        ended = warm(VLLM).call(statuses, [hosts[i % 2] for i in range(4)], words)
+    assert ended == [0, 0, 0, 0]
+    for rank in (0, 1):
+        found = json.loads((folder / f"found{rank}.json").read_text())
+        assert found == [{"version": v, "equal": True} for v in HELD]
+    assert_sound(folder, whole)
+    assert counted(folder) == [(2, 0)] * 4 + [(1, 1)] * 2 + [(2, 1)] * 2
+    assert not (folder / "servers" / "order.json").exists()
+
+
+def statuses(hosts: list[tuple[str, str]], words: list[str]) -> list[int]:
+    """Run the program on all nodes, each in its network namespace; return how each ended."""
+    nodes = [
+        subprocess.Popen(
+            [sys.executable, "-m", *words],
+            cwd=ROOT,
+            env={**os.environ, "NODE_RANK": str(number), "GLOO_SOCKET_IFNAME": cable},
+            preexec_fn=partial(enter, space),
+        )
+        for number, (space, cable) in enumerate(hosts)
+    ]
+    try:
+        return [node.wait(timeout=500) for node in nodes]
+    finally:
+        for node in nodes:
+            node.kill()
+            node.wait()
 
 
 def test_given_servers_that_die_are_dropped_and_come_back_with_the_weights(

@@ -1,10 +1,11 @@
 """One rank of a run with vLLM, compared to the trainer's weights after some publishes.
 
 Run as `python -m tests.stages.vllm_rank FOLDER CHANGES`, CHANGES of the recipe of sevens as JSON; among them are the
-versions after which it is `held` against the trainer, and there may be a `strike` of rank 1: at which `step` which
-`group` of processes, that of the server at `url`, is killed. Each rank writes what it found to FOLDER/found<rank>.json:
-the version published, and whether the greedy responses of the engine, of each of its servers where there are some, are
-those of the trainer's weights.
+versions after which it is `held` against the trainer, and there may be a `strike` of rank 1: at which `step` the server
+is killed that is `at` a url, with its group of processes; or that of which `node`, and two steps later it is back.
+Outside a group this starts the group, as `verizero train` does. Each rank writes FOLDER/found<rank>.json: the version
+published, and whether the greedy responses of the engine, of each of its servers where there are some, are those of the
+trainer's weights.
 """
 
 import json
@@ -17,10 +18,12 @@ from typing import Any
 import torch
 
 from tests.models.families import logits_after
+from tests.processes import others, until
 from tests.stages.servers import strike
 from tests.stages.sessions import replacing, run_all
 from tests.stages.sevens import STEPS, recipe
-from verizero.pipeline.launch import join_as_rank
+from verizero.pipeline.host.network import answers
+from verizero.pipeline.launch import is_rank, join_as_rank, launch
 from verizero.pipeline.models.load import eos_ids
 from verizero.pipeline.report.progress import for_terminal
 from verizero.pipeline.rollout.engine import Request, Sampling
@@ -58,17 +61,32 @@ def held_against_trainer(session: Any) -> dict[str, Any]:
     return {"version": engine.version, "equal": all(equal)}
 
 
+def server_of(folder: Path, node: int) -> dict[str, Any]:
+    """The address of a node's only server, and the group of its processes."""
+    (url,) = json.loads((folder / "servers" / f"node{node}.json").read_text())["urls"]
+    words = f"--port {url.rpartition(':')[2]}"
+    return {"url": url, "group": next(os.getpgid(pid) for pid, command, _ in others() if words in command)}
+
+
 def main(folder: Path, changes: dict[str, Any]) -> None:
     struck, held = changes.pop("strike", None), changes.pop("held")
     config = recipe("vllm", changes.pop("steps", STEPS), **changes)
+    if not is_rank():
+        launch(config.launch, sys.argv[1:], folder, "tests.stages.vllm_rank")
+        return
     rank, found = join_as_rank(config.launch, folder), []
+    of_node: dict[str, Any] = {}
 
     def generate(plain: Any, *arguments: Any) -> Any:
         if struck is not None and rank == 1 and session.state.rl_step == struck["step"]:
-            strike(session.workers.rollouts.engine, struck["url"], struck["group"], signal.SIGKILL)
+            if "node" in struck:
+                of_node.update(server_of(folder, struck["node"]))
+            strike(session.workers.rollouts.engine, **(of_node or struck["at"]), number=signal.SIGKILL)
         return plain(*arguments)
 
     def publish_and_hold(plain: Any) -> None:
+        if of_node and session.state.rl_step == struck["step"] + 2:
+            until(lambda: answers(f"{of_node['url']}/health"), "the server that was killed", 400)
         plain()
         if session.state.policy_version in held:
             found.append(held_against_trainer(session))

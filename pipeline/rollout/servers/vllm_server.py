@@ -10,6 +10,7 @@ import torch
 from verizero.pipeline.config.rollout import VllmConfig
 from verizero.pipeline.host.child import module_command
 from verizero.pipeline.rollout.server_client import Client, Program, ServerSetup
+from verizero.pipeline.rollout.server_nodes import folder_of
 from verizero.pipeline.rollout.vllm_arguments import (
     LONGEST_FIELD,
     Way,
@@ -40,7 +41,7 @@ class VllmServers:
     def __init__(self, params: VllmConfig, setup: ServerSetup) -> None:
         self.params, self.setup = params, setup
         self.longest = params.max_model_tokens or setup.policy.longest
-        self._model = tempfile.TemporaryDirectory(prefix="verizero-engine-")
+        self._model: tempfile.TemporaryDirectory[str] | None = None
 
     @property
     def way(self) -> Way:
@@ -49,13 +50,19 @@ class VllmServers:
 
     def programs(self) -> Sequence[Program]:
         """Return the commands of the recipe's number of servers. Raises: ConfigError."""
-        worker, policy = import_vllm(), self.setup.policy
-        arguments = checked_arguments(worker, policy, self.params, self.setup.max_rows)
+        worker, policy, params = import_vllm(), self.setup.policy, self.params
+        if self.setup.nodes and not worker.on_cpu():
+            gpus = range(params.servers * (each := params.tensor_parallel))
+            params = params.model_copy(update={"devices": tuple(tuple(gpus[i : i + each]) for i in gpus[::each])})
+        arguments = checked_arguments(worker, policy, params, self.setup.max_rows)
+        # Other nodes see the run's folder, and not this machine's /tmp.
+        shared = folder_of(self.setup.folder) if self.setup.nodes else None
+        self._model = tempfile.TemporaryDirectory(prefix="verizero-engine-", dir=shared)
         policy.model.config.save_pretrained(self._model.name)  # vLLM makes a model without weights of it
         arguments |= {"model": self._model.name, "weight_transfer_config": {"backend": worker.TRANSFERS[self.way]}}
         command = [*module_command("vllm.entrypoints.openai.api_server"), "--enable-scale-out"]
-        command += flags(arguments | self.params.arguments)
-        of_servers = environments(self.params, worker.on_cpu(), torch.cuda.device_count())
+        command += flags(arguments | params.arguments)
+        of_servers = environments(params, worker.on_cpu(), torch.cuda.device_count())
         return [Program(command, variables(environment)) for environment in of_servers]
 
     def connect(self, url: str) -> RemoteServer:
@@ -70,7 +77,8 @@ class VllmServers:
 
     def close(self) -> None:
         """Remove the folder from which servers read the model's shape."""
-        self._model.cleanup()
+        if self._model is not None:
+            self._model.cleanup()
 
     def _channel(self, server: RemoteServer) -> Channel:
         """Return a connection for weights to the server's workers. Raises: ServerLost, EngineError, ConfigError."""
