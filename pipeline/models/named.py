@@ -7,8 +7,13 @@ import re
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -16,6 +21,7 @@ from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.near import near_path
 
 HUB = "https://huggingface.co"
+OFFLINE = "HF_HUB_OFFLINE"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 SUFFIXES = (".gguf", ".safetensors", ".bin", ".pt", ".pth")
 """Endings of files with weights."""
@@ -79,7 +85,28 @@ def refuse_pointer(file: Path, field: str) -> None:
 
 def is_offline() -> bool:
     """True if the user has told the libraries of the hub to look on this machine alone."""
-    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+    return os.environ.get(OFFLINE, "").upper() in ("1", "ON", "YES", "TRUE")
+
+
+@contextmanager
+def asks_no_hub() -> Iterator[None]:
+    """Let the libraries of the hub look on this machine alone within the block, as HF_HUB_OFFLINE=1 does."""
+    # Each of them reads the variable only when it is imported.
+    settings: list[Any] = [import_module("huggingface_hub.constants")]
+    if find_spec("datasets") is not None:
+        settings.append(import_module("datasets.config"))
+    variable, values = os.environ.get(OFFLINE), [module.HF_HUB_OFFLINE for module in settings]
+    os.environ[OFFLINE] = "1"
+    for module in settings:
+        module.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        os.environ.pop(OFFLINE)
+        if variable is not None:
+            os.environ[OFFLINE] = variable
+        for module, value in zip(settings, values, strict=True):
+            module.HF_HUB_OFFLINE = value
 
 
 def endpoint() -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,55 +23,76 @@ FILE_BYTES = 32 << 20
 
 
 class Streamed:
-    """A divided policy with `save_pretrained`, as a whole model has; every rank must call it, and rank 0 writes."""
+    """A divided policy with `save_pretrained`, as a whole model has; every rank must call it.
 
-    def __init__(self, model: Any, blocks: Callable[[], Iterable[Mapping[str, Tensor]]], writes: bool) -> None:
-        """`model` has the configuration; `blocks()` yields saved tensors by name, one call for each folder."""
-        self.model = model
-        self.blocks = blocks
-        self.writes = writes
+    Files are dealt to the ranks that write. Where several do, each writes its files while the next are gathered and
+    afterwards, from copies in the CPU's memory, and `finish` waits for the end.
+    """
+
+    def __init__(
+        self, model: Any, blocks: Callable[[], Iterable[Mapping[str, Tensor]]], rank: int = 0, writers: int = 1
+    ) -> None:
+        """`model` has the configuration; `blocks()` yields saved tensors by name, one call for each folder.
+
+        `writers`: so many ranks write, the first ones.
+        """
+        self.model, self.blocks, self.rank, self.writers = model, blocks, rank, writers
+        self._unfinished: list[Future[None]] = []
+        self._names: dict[Path, Path] = {}
+        """Written file -> the name that it gets at the end."""
 
     def save_pretrained(self, folder: Path) -> None:
         """Write configuration and weights as a Hugging Face folder."""
-        from safetensors.torch import save_file
-
-        if not self.writes:
-            deque(self.blocks(), maxlen=0)  # gathering needs every rank; a block is dropped before the next comes
-            return
-        folder.mkdir(parents=True, exist_ok=True)
+        if self.rank < self.writers:
+            folder.mkdir(parents=True, exist_ok=True)
         files: list[list[str]] = []
         total = 0
-        for held in self._batches():
-            save_file(held, folder / f".{len(files)}", metadata={"format": "pt"})
-            files.append(list(held))
-            total += sum(t.nbytes for t in held.values())
-            del held  # the next block is gathered into the memory that this frees
-        self._name(folder, files, total)
-        self._describe(folder)
+        with ThreadPoolExecutor(1, "model files") as thread:
+            for names, num_bytes, held in self._files():
+                if len(files) % self.writers == self.rank:
+                    written = thread.submit(_write, held, folder / f".{len(files)}")
+                    self._unfinished.append(written)
+                    if self.writers == 1:
+                        written.result()  # the next block is gathered into the memory that this frees
+                files.append(names)
+                total += num_bytes
+                del held
+            thread.shutdown(wait=False)
+        self._names = {folder / f".{i}": folder / name for i, name in enumerate(_names(len(files)))}
+        if self.rank == 0:
+            if len(files) > 1:
+                where = {w: path.name for path, names in zip(self._names.values(), files, strict=True) for w in names}
+                index = {"metadata": {"total_size": total}, "weight_map": where}
+                (folder / INDEX).write_text(json.dumps(index, indent=2))
+            self._describe(folder)
+        if self.writers == 1:
+            self.finish()
 
-    def _batches(self) -> Iterator[dict[str, Tensor]]:
-        """Yield the tensors of each file."""
-        held: dict[str, Tensor] = {}
+    def finish(self) -> list[Path]:
+        """Return the files that this rank has written, once they are. Raises: OSError."""
+        unfinished, self._unfinished = self._unfinished, []
+        for writing in unfinished:
+            writing.result()
+        mine = list(self._names.items())[self.rank :: self.writers] if self.rank < self.writers else []
+        self._names = {}
+        for written, name in mine:
+            written.rename(name)
+        return [name for _, name in mine]
+
+    def _files(self) -> Iterator[tuple[list[str], int, dict[str, Tensor]]]:
+        """Yield the names in each file, its bytes, and the tensors, if this rank writes it."""
+        number, num_bytes, names, held = 0, 0, list[str](), dict[str, Tensor]()
         for block in self.blocks():
-            held |= {name: t.cpu().contiguous() for name, t in block.items()}
+            names += block
+            num_bytes += sum(t.nbytes for t in block.values())
+            if number % self.writers == self.rank:
+                held |= {name: t.cpu().contiguous() for name, t in block.items()}
             del block  # on a GPU it would stay while the next one comes
-            if sum(t.nbytes for t in held.values()) >= FILE_BYTES:
-                yield held
-                held = {}
-        if held:
-            yield held
-
-    @staticmethod
-    def _name(folder: Path, files: list[list[str]], total: int) -> None:
-        """Give the files the names that readers look for, now that their number is known."""
-        if len(files) == 1:
-            (folder / ".0").rename(folder / SINGLE)
-            return
-        names = [f"model-{i + 1:05d}-of-{len(files):05d}.safetensors" for i in range(len(files))]
-        for i, name in enumerate(names):
-            (folder / f".{i}").rename(folder / name)
-        where = {weight: name for name, weights in zip(names, files, strict=True) for weight in weights}
-        (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": where}, indent=2))
+            if num_bytes >= FILE_BYTES:
+                yield names, num_bytes, held
+                number, num_bytes, names, held = number + 1, 0, [], {}
+        if names:
+            yield names, num_bytes, held
 
     def _describe(self, folder: Path) -> None:
         settings = copy.deepcopy(self.model.config)
@@ -79,6 +100,17 @@ class Streamed:
         settings.save_pretrained(folder)
         if self.model.can_generate():
             self.model.generation_config.save_pretrained(folder)
+
+
+def _write(tensors: dict[str, Tensor], path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def _names(num: int) -> list[str]:
+    """Return the names of so many files of weights that readers look for."""
+    return [SINGLE] if num == 1 else [f"model-{i + 1:05d}-of-{num:05d}.safetensors" for i in range(num)]
 
 
 INDEX = "model.safetensors.index.json"

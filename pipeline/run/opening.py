@@ -5,6 +5,7 @@ Below are the functions that give a run or a stage its state: weights, verifier,
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -24,7 +25,7 @@ from verizero.pipeline.errors import ConfigError, ResumeRefused
 from verizero.pipeline.host.disk import locked, require_plain
 from verizero.pipeline.host.gpu import fault_of, unused_driver
 from verizero.pipeline.models.load import DTYPES, create_model, load_model, load_tokenizer, stop_at
-from verizero.pipeline.models.named import model_named
+from verizero.pipeline.models.named import asks_no_hub, is_path, model_named
 from verizero.pipeline.models.quantized import library
 from verizero.pipeline.models.routing import num_experts
 from verizero.pipeline.models.streamed import model_on_meta
@@ -75,6 +76,28 @@ from verizero.pipeline.train.ranks import Ranks, join, leave, ranks_of_node
 
 LOG = "run.log"
 """Name of the file in the run's folder that has every line which the run showed."""
+
+
+@contextmanager
+def first_of_node_first(config: RunConfig, ranks: Ranks) -> Iterator[None]:
+    """Let the first rank of each node do the block before the others, which then find on this machine what it fetched.
+
+    The hub refuses hundreds of ranks that ask for the same files at once. Where the recipe names nothing of a hub, no
+    rank waits. A rank without LOCAL_RANK counts as the first. All ranks must come here.
+    """
+    names = [config.model.path, *config.teachers]
+    asks = any(name is not None and not is_path(name) for name in names)
+    if ranks.size == 1 or not (asks or any(source.hub is not None for source in config.data.sources)):
+        yield
+    elif os.environ.get("LOCAL_RANK", "0") != "0":
+        ranks.barrier()
+        with asks_no_hub():
+            yield
+    else:
+        try:
+            yield
+        finally:
+            ranks.barrier()
 
 
 def prepare_run(config: RunConfig, base_dir: Path, folder: Path) -> RunData:
@@ -143,7 +166,8 @@ def open_run(config: RunConfig, base_dir: Path, folder: Path, resume: Resume, pr
         session: Session | None = None
         try:
             progress.under_way("loads the data")
-            data = prepare_run(config, base_dir, rank_folder)
+            with first_of_node_first(config, ranks):
+                data = prepare_run(config, base_dir, rank_folder)
             session = open_session(config, folder, rank_folder, data, resume, progress, base_dir, ranks)
             stack.callback(session.close)
             yield session
@@ -205,7 +229,9 @@ def open_session(
         state.stage.carried = []  # graded by the function that was changed
     tokenizer = data.renderer.tokenizer
     progress.under_way("loads the model")
-    backend = build_backend(config, load_policy(config, tokenizer, start), ranks)
+    with first_of_node_first(config, ranks):
+        policy = load_policy(config, tokenizer, start)
+    backend = build_backend(config, policy, ranks)
     if start is not None:
         backend.load(start)  # optimisers, reference and critic
     run = Run(config, folder, rank_folder, base_dir, data, tokenizer, ranks, tuple(prints), start, isolation)

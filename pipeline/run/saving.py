@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -105,14 +106,17 @@ def finish_checkpoint(run: Run, workers: Workers) -> None:
 
 def save_final(run: Run, backend: Backend) -> Path:
     """Write the policy as a Hugging Face folder `model/` in the run's folder, replaced as a whole; return its path."""
+    from verizero.pipeline.models.streamed import Streamed
+
     # All ranks: gathering shards is a collective.
-    model = backend.whole_model(only_first=True)
-    if not run.ranks.is_first:
-        save_model(run, model, run.folder / "model")
-        return run.folder / "model"
-    with replace_folder(run.rank_folder / "model", "writing the final model") as partial:
-        save_model(run, model, partial)
-    return run.rank_folder / "model"
+    model, final = backend.whole_model(only_first=True), run.folder / "model"
+    with replace_folder(final, "writing the final model") if run.ranks.is_first else nullcontext() as partial:
+        run.ranks.barrier()  # rank 0 has made the folder
+        save_model(run, model, partial or partial_path(final))
+        if isinstance(model, Streamed):
+            model.finish()
+        run.ranks.barrier()  # all have written, before the folder gets its name
+    return final
 
 
 def save_model(run: Run, model: Any, folder: Path) -> None:

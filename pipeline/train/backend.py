@@ -287,13 +287,14 @@ class Backend:
 
         If it is `engine_module`, it is always the same module; else it may be a temporary copy.
         `only_first`: only rank 0 needs it, to save it. Other ranks get None, or a `Streamed` that takes part in saving:
-        a rank that gets one must call its `save_pretrained`.
+        a rank that gets one must call its `save_pretrained` and its `finish`.
         """
         if self.adapted is None and not self.policy.is_divided:
             return self.model
         if only_first:
             takes_part = self.policy.is_divided or self.ranks.is_first
-            return Streamed(self._empty, self._blocks, self.ranks.is_first) if takes_part else None
+            writers = self.ranks.size if self.policy.all_write else 1
+            return Streamed(self._empty, self._blocks, self.ranks.rank, writers) if takes_part else None
         if self._whole is None or not self._whole_is_fresh:
             weights = ((n, w) for block in self._plain_blocks() for n, w in block.items())
             if self._whole is None:
@@ -353,10 +354,13 @@ class Backend:
         `in_background`: part of it may be written later, from a copy, by a thread. Then return a function that waits
         for the end of that; it may be called in any thread.
         """
+        finish_model: Callable[[], list[Path]] = list
         if self.adapted is None or not self.adapted.is_quantized:  # else it would be many times what adapters take
             model = self.whole_model(only_first=True)
             if model is not None and (self.ranks.is_first or isinstance(model, Streamed)):
                 save_model(model, folder / "model")
+            if isinstance(model, Streamed):
+                finish_model = model.finish
         if self.adapted is not None:
             self.adapted.save(folder, self.ranks.is_first, self.policy.whole)
         policy, critic = self.policy, self.critic
@@ -371,7 +375,7 @@ class Backend:
             "critic": None if critic is None else {"shared": critic.is_shared, **critic.trained.metadata()},
         }
         self._place_reference(True)
-        finish_writing = policy.write(folder, state, parts, in_background)
+        finish_writing = policy.write(folder, state, parts, in_background, finish_model)
         self._place_reference(False)
         return finish_writing
 

@@ -94,7 +94,7 @@ class DeepSpeedTrained(Trained):
         made._watch_gradient()
         return made
 
-    def _write(self, folder: Path, parts: Mapping[str, Trained], in_background: bool) -> None:
+    def _write(self, folder: Path, parts: Mapping[str, Trained], *others: Any) -> None:
         """Write master weights and moments in files of their own."""
         if self.config is not None:
             self._write_optimizer(folder, "")

@@ -69,7 +69,7 @@ class FsdpTrained(Trained):
     """A model divided among all ranks, with AdamW over its shards after `start`."""
 
     backend = "fsdp"
-    is_divided = True
+    is_divided = all_write = True
     divides_classifiers = True
 
     def __init__(
@@ -241,9 +241,16 @@ class FsdpTrained(Trained):
 
     def savable(self, is_first: bool) -> Any:
         """Return what writes a module of `classifier` a block at a time, on each rank; see `Trained.savable`."""
-        return Streamed(self._empty, lambda: map(partial(as_saved, self._empty), self.gathered(self.dtype)), is_first)
+        blocks = lambda: map(partial(as_saved, self._empty), self.gathered(self.dtype))  # noqa: E731
+        return Streamed(self._empty, blocks, 0 if is_first else 1)
 
-    def _write(self, folder: Path, parts: Mapping[str, Trained], in_background: bool) -> FinishWriting | None:
+    def _write(
+        self,
+        folder: Path,
+        parts: Mapping[str, Trained],
+        in_background: bool,
+        finish_model: Callable[[], list[Path]],
+    ) -> FinishWriting | None:
         """Write all shards, each rank its own."""
         tensors = self.tensors()
         for part, trained in parts.items():
@@ -251,7 +258,7 @@ class FsdpTrained(Trained):
                 tensors |= {f"{part}/{name}": t for name, t in trained.tensors().items()}
         if in_background and self._writers is None:
             self._writers = own_group()
-        return write_tensors(tensors, folder / SHARDS, self._writers if in_background else None)
+        return write_tensors(tensors, folder / SHARDS, self._writers if in_background else None, finish_model)
 
     def read(self, folder: Path, state: dict[str, Any], part: str = "") -> None:
         """Restore shards that any number of ranks may have written; see `Trained.read`."""
@@ -410,11 +417,13 @@ def _collective_errors_amid() -> Iterator[None]:
         raise
 
 
-def write_tensors(tensors: Mapping[str, Any], folder: Path, group: Any = None) -> FinishWriting | None:
+def write_tensors(
+    tensors: Mapping[str, Any], folder: Path, group: Any = None, finish_model: Callable[[], list[Path]] = list
+) -> FinishWriting | None:
     """Write shards into `folder`, each rank its own; every rank must call it, and see the same folder.
 
     With a `group` of these ranks that nothing else uses, a thread writes a copy of them; return a function that waits
-    for its end.
+    for its end. `finish_model` waits for the model's files, and returns those of this rank.
     """
     from torch.distributed.checkpoint import state_dict_saver
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
@@ -425,6 +434,8 @@ def write_tensors(tensors: Mapping[str, Any], folder: Path, group: Any = None) -
     if group is None:
         with collective_errors(), _own_errors():
             state_dict_saver.save(dict(tensors), storage_writer=writer)
+            finish_model()
+            dist.barrier()
         return None
     stager = DefaultStager(StagingOptions(False, False, False, False))  # as torch chooses where it makes the writer
     with collective_errors():
@@ -439,22 +450,26 @@ def write_tensors(tensors: Mapping[str, Any], folder: Path, group: Any = None) -
                 writing.result()
         finally:
             stager.close()  # else its copies of the weights stay until the collector finds them
-        return _seals_of_ranks(folder, group)
+        return _seals_of_ranks(folder, group, finish_model)
 
     return finish_writing
 
 
-def _seals_of_ranks(folder: Path, group: Any) -> Mapping[str, Seal]:
-    """Return the seals of all shards in `folder`, each read by the rank that wrote it. Every rank must call it."""
+def _seals_of_ranks(folder: Path, group: Any, finish_model: Callable[[], list[Path]]) -> Mapping[str, Seal]:
+    """Return the seals of all shards in `folder` and of the model's files, each read by the rank that wrote it.
+
+    Every rank must call it.
+    """
     try:
-        mine: Any = seals(folder.parent, folder.glob(f"__{dist.get_rank(group)}_*"))
-    except OSError as exc:  # the others wait for an answer
+        written = [*finish_model(), *folder.glob(f"__{dist.get_rank(group)}_*")]
+        mine: Any = seals(folder.parent, written)
+    except Exception as exc:  # the others wait for an answer
         mine = exc
     by_rank: list[Any] = [None] * dist.get_world_size(group)
     with collective_errors():
         dist.all_gather_object(by_rank, mine, group=group)
     for part in by_rank:
-        if isinstance(part, OSError):
+        if isinstance(part, Exception):
             raise part
     return {name: seal for part in by_rank for name, seal in part.items()}
 

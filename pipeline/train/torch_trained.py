@@ -76,7 +76,7 @@ class TorchTrained(Trained):
     def like(self, model: Any, whose: str) -> Trained:
         return TorchTrained(model, whose, self.ranks)
 
-    def _write(self, folder: Path, parts: Mapping[str, Trained], in_background: bool) -> None:
+    def _write(self, folder: Path, parts: Mapping[str, Trained], *others: Any) -> None:
         critic = parts.get("critic")
         if critic is not None and critic.model is not _head_of(critic.model) and self.ranks.is_first:
             critic.model.save_pretrained(folder / "critic")

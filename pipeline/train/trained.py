@@ -50,6 +50,8 @@ class Trained(ABC):
     num_updates: int
     is_divided: bool = False
     """The weights are shards: whole only while the module's own layers compute, and in `gathered`."""
+    all_write: bool = False
+    """All ranks write files of the policy's Hugging Face folder, not rank 0 alone."""
     scale: int = 1
     """`backward` multiplies the loss by it."""
     divides_classifiers: bool = False
@@ -176,14 +178,19 @@ class Trained(ABC):
         return self.model if is_first else None
 
     def write(
-        self, folder: Path, state: dict[str, Any], parts: Mapping[str, Trained], in_background: bool
+        self,
+        folder: Path,
+        state: dict[str, Any],
+        parts: Mapping[str, Trained],
+        in_background: bool,
+        finish_model: Callable[[], list[Path]] = list,
     ) -> FinishWriting | None:
         """Write a checkpoint of this module, and of a policy's "reference" and "critic", if `parts` has them.
 
         `state`: more facts for `read_state`. `in_background`: a thread may write a copy; then return a function that
-        waits for its end.
+        waits for its end. `finish_model` waits for the policy's Hugging Face folder, and returns this rank's files.
         """
-        finish_writing = self._write(folder, parts, in_background)
+        finish_writing = self._write(folder, parts, in_background, finish_model)
         if self.ranks.is_first:
             contents = {part: trained.content(part) for part, trained in {POLICY_PART: self, **parts}.items()}
             with (folder / WHOLE).open("wb") as file:  # given a path, torch hides a full disk's error
@@ -192,7 +199,13 @@ class Trained(ABC):
         return finish_writing
 
     @abstractmethod
-    def _write(self, folder: Path, parts: Mapping[str, Trained], in_background: bool) -> FinishWriting | None:
+    def _write(
+        self,
+        folder: Path,
+        parts: Mapping[str, Trained],
+        in_background: bool,
+        finish_model: Callable[[], list[Path]],
+    ) -> FinishWriting | None:
         """Write what is divided, and weights in folders of their own; see `write`."""
 
     def content(self, part: str) -> dict[str, Any]:

@@ -69,14 +69,16 @@ def light(fused: FusedWatch) -> None:
     """Let the fuse burn at renames too, and behind each file of weights or moments."""
     plain, save_file = os.rename, safetensors.torch.save_file
 
+    def phase() -> str:
+        return fused.phase if threading.current_thread() is threading.main_thread() else "background"
+
     def rename(*arguments: Any) -> None:
-        is_main = threading.current_thread() is threading.main_thread()
-        fused.burn(f"{fused.phase if is_main else 'background'}, unnamed")
+        fused.burn(f"{phase()}, unnamed")
         plain(*arguments)
 
     def save_and_burn(*arguments: Any, **named: Any) -> None:
         save_file(*arguments, **named)
-        fused.burn(f"{fused.phase}, half")
+        fused.burn(f"{phase()}, half")
 
     os.rename, safetensors.torch.save_file = rename, save_and_burn
 

@@ -65,7 +65,7 @@ class TestTheGate:
         with open_run(config, tmp_path, tmp_path / "run", "auto", Progress()) as session:
             gap = parity_of(session)
         assert gap.num_tokens > 20
-        assert gap.largest < 1e-5
+        assert gap.largest < 1e-4
 
 
 class MergedAndRoundedAgain(TorchEngine):
@@ -117,7 +117,7 @@ class TestAMergeIntoABaseInFourBits:
             said = [line for line in display(session).lines if "differ" in line]
             is_seen = session.workers.rollouts.parity == "differs"
         assert json.loads((tmp_path / "run" / "parity.json").read_text())["differs"] is False
-        assert found[0] < 1e-5
+        assert found[0] < 1e-4
         if is_planted:
             assert min(found[1:]) > 1e-3, "two steps are past the tolerance, and one line says so"
             assert [line.split(" nats")[0] for line in said] == [
@@ -125,7 +125,7 @@ class TestAMergeIntoABaseInFourBits:
             ]
             assert is_seen
         else:
-            assert max(found) < 1e-5
+            assert max(found) < 1e-4
             assert not said
             assert not is_seen
 

@@ -3,10 +3,14 @@
 import socket
 
 import pytest
+from huggingface_hub import constants
 
+from tests.stages.tiny import tiny
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.models import named
 from verizero.pipeline.models.named import is_path, model_named
+from verizero.pipeline.run.opening import first_of_node_first
+from verizero.pipeline.train.ranks import Ranks
 
 
 @pytest.fixture
@@ -87,8 +91,6 @@ def test_a_hub_that_is_not_reached_is_asked_once(asked, monkeypatch):
 
 
 def test_a_model_that_the_hub_left_here_is_found_without_it(asked, tmp_path, monkeypatch):
-    from huggingface_hub import constants
-
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     home = tmp_path / "models--org--name"
     kept = home / "snapshots" / "c0ffee"
@@ -102,3 +104,20 @@ def test_a_model_that_the_hub_left_here_is_found_without_it(asked, tmp_path, mon
     with pytest.raises(ConfigError, match="because HF_HUB_OFFLINE is set"):
         model_named("org/other")
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize("path", ["org/name", "/a/folder"])
+def test_one_rank_of_a_node_asks_the_hub_and_the_others_wait_for_what_it_fetches(path, asked, monkeypatch):
+    """Three ranks on two nodes, one after another: who came to the barrier, and what it had done by then."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    config, came = tiny(overrides=["model.create=null", f"model.path={path}"]), []
+    for rank, place in ((0, "0"), (1, "1"), (2, "0")):
+        done = []
+        monkeypatch.setenv("LOCAL_RANK", place)
+        monkeypatch.setattr(Ranks, "barrier", lambda self, done=done: came.append((self.rank, [*done])))
+        with first_of_node_first(config, Ranks(rank, 3)):
+            done.append((named.is_offline(), constants.is_offline_mode()))
+        assert done == [(True, True) if path == "org/name" and place == "1" else (False, False)]
+    assert came == ([(0, [(False, False)]), (1, []), (2, [(False, False)])] if path == "org/name" else [])
+    assert not named.is_offline()
+    assert not constants.is_offline_mode()

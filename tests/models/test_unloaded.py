@@ -48,13 +48,19 @@ def test_files_that_are_not_safetensors_or_quantised_are_not_read_in_rows(tmp_pa
     assert model_on_meta(str(tmp_path / "quantised"), torch.float32) is None
 
 
-@pytest.mark.parametrize("most", [1, 1 << 30])
-def test_a_folder_written_block_by_block_loads_as_any_other(most, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("most", "writers"), [(1, 1), (1 << 30, 1), (1, 3), (1 << 30, 3)])
+def test_a_folder_written_block_by_block_loads_as_any_other(most, writers, tmp_path, monkeypatch):
     monkeypatch.setattr("verizero.pipeline.models.streamed.FILE_BYTES", most)
     model = tiny("qwen3 with bias", dtype=torch.bfloat16)
     names = [name for name, _ in model.named_parameters()]
     blocks = [{name: model.get_parameter(name).detach()} for name in names]
-    Streamed(model, lambda: iter(blocks), True).save_pretrained(tmp_path / "model")
+    ranks = [Streamed(model, lambda: iter(blocks), rank, writers) for rank in range(writers)]
+    for rank in ranks:
+        rank.save_pretrained(tmp_path / "model")
+    if writers > 1:
+        assert not list((tmp_path / "model").glob("*.safetensors")), "each rank names its files at the end"
+        written = [len(rank.finish()) for rank in ranks]
+        assert (sum(written), max(written) - min(written) <= 1) == ((len(names), True) if most == 1 else (1, True))
     files = sorted(p.name for p in (tmp_path / "model").glob("*.safetensors"))
     assert len(files) == (len(names) if most == 1 else 1)
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
@@ -72,7 +78,7 @@ def test_a_rank_that_does_not_write_takes_part_alone(tmp_path):
             seen.append(i)
             yield {}
 
-    Streamed(None, blocks, False).save_pretrained(tmp_path / "model")
+    Streamed(None, blocks, 1).save_pretrained(tmp_path / "model")
     assert seen == [0, 1, 2]
     assert not (tmp_path / "model").exists()
 

@@ -42,6 +42,7 @@ from tests.train.live_rank import bytes_of_base, bytes_of_weights
 from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
 from verizero.pipeline.errors import CheckpointError, NonFiniteError
 from verizero.pipeline.models import compiled
+from verizero.pipeline.models import streamed as model_files
 from verizero.pipeline.models.forward import Replay
 from verizero.pipeline.models.kernels import log_probs
 from verizero.pipeline.models.load import load_model, ready
@@ -404,18 +405,24 @@ def of_bits(ranks: Ranks, root: Path) -> dict[str, Any]:
 
 
 def sealed(ranks: Ranks, root: Path) -> dict[str, Any]:
-    """A shard is hashed by the rank that wrote it, each file is checked by one rank, and a damaged one is named."""
+    """Shards and the model's files are hashed by the rank that wrote them, each file is checked by one rank, and a
+    damaged one is named.
+    """
     folder, read, plain = root / "00000007", list[Path](), checkpoint._digest
     lesson = LESSONS["grpo"]
     backend = lesson.begin(lesson.backend(ranks, TrainConfig(device="cpu", **FSDP)))
     folder.mkdir(exist_ok=True)
     checkpoint._digest = lambda path: read.append(path) or plain(path)
+    file_bytes, model_files.FILE_BYTES = model_files.FILE_BYTES, 1  # a file for each block
     try:
         finish = backend.save(folder, save, in_background=True)
         known = finish() if finish is not None else {}
         shards = sorted((folder / "shards").glob("__*"))
-        assert known.keys() == {f"shards/{p.name}" for p in shards}
-        assert {p.name[:3] for p in read} == {f"__{ranks.rank}"}
+        written = sorted([*shards, *(folder / "model").glob("*.safetensors")])
+        assert known.keys() == {str(path.relative_to(folder)) for path in written}
+        assert {p.name[:3] for p in read if p in shards} == {f"__{ranks.rank}"}
+        assert any(p.parent.name == "model" for p in read), "every rank writes some of the model"
+        assert sorted(path for mine in ranks.gather(read) for path in mine) == written
         if ranks.is_first:
             checkpoint._seal_folder(folder, 7, known)
         ranks.barrier()
@@ -423,7 +430,7 @@ def sealed(ranks: Ranks, root: Path) -> dict[str, Any]:
         checkpoint.require(folder, ranks)
         assert sum(ranks.gather(len(read))) == sum(p.is_file() for p in folder.rglob("*")) > len(shards) + 3
     finally:
-        checkpoint._digest = plain
+        checkpoint._digest, model_files.FILE_BYTES = plain, file_bytes
     if ranks.is_first:
         shards[-1].write_bytes(shards[-1].read_bytes()[:-1] + b"?")
     ranks.barrier()
