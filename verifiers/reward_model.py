@@ -125,10 +125,7 @@ def trained_alike(params: RewardModelParams) -> RewardModelParams:
 
 
 def shown_to(tokenizer: Any, attempt: Attempt, params: RewardModelParams) -> Shown | None:
-    """Return what the model is shown: prompt and response, without the thinking unless asked for.
-
-    Returns None if nothing follows the thinking.
-    """
+    """Return what the model is shown, without thinking unless asked for; None if nothing follows the thinking."""
     part = after_thinking(attempt)
     if part.text is None:
         return None
@@ -146,10 +143,7 @@ def shown_to(tokenizer: Any, attempt: Attempt, params: RewardModelParams) -> Sho
 
 
 def _shown_steps(tokenizer: Any, attempt: Attempt, answer: str, params: RewardModelParams) -> Shown | None:
-    """Return the prompt and the answer's steps, each in tokens of its own, so that a step ends with a token.
-
-    Returns None for an empty answer.
-    """
+    """Return the prompt and the answer's steps, each in tokens of its own; None for an empty answer."""
     assert params.step_end is not None
     texts = split_steps(answer, params.step_end)
     if not texts:

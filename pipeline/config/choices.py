@@ -58,10 +58,7 @@ class PluginChoice(Section):
 
     @classmethod
     def of_key(cls, key: str, folder: Path | None = None) -> Self:
-        """Return the choice that a `key` names.
-
-        Raises: UnknownName, ConfigError; DataError for parameters that are no JSON.
-        """
+        """Return the choice that a `key` names. Raises: UnknownName, ConfigError; DataError if it is not JSON."""
         name, brace, arguments = key.partition("{")
         try:
             params = json.loads(brace + arguments) if brace else {}

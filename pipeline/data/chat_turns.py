@@ -117,10 +117,7 @@ class ChatTurns:
     def rewritten(
         self, history: Sequence[Message], new: Sequence[Message], tools: Tools, ids: Ids, finish_reason: FinishReason
     ) -> str | None:
-        """Return why the template writes the history differently before `new`; None if it does not.
-
-        `ids` are the tokens of the last turn.
-        """
+        """Return why the template rewrites the history before `new`, else None. `ids`: the tokens of the last turn."""
         return self._spliced(history, new, tools, ids, finish_reason).fork
 
     def _spliced(

@@ -120,10 +120,7 @@ def text_of(content: Any) -> str:
 
 
 def tools_of_row(value: Any) -> tuple[Mapping[str, Any], ...]:
-    """Return the tools of a row as {name, description, parameters}: OpenAI's form, or that inside; a list or JSON.
-
-    Raises: DataError.
-    """
+    """Return a row's tools, in OpenAI's form or not, as {name, description, parameters}. Raises: DataError."""
     tools = _parsed(value, "the tools")
     if not isinstance(tools, list):
         raise DataError(f"the tools must be a list, got {value!r:.80}")

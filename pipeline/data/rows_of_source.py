@@ -284,10 +284,7 @@ def _as_text(value: Any) -> str:
 
 
 def verifier_key(value: Any) -> str | None:
-    """Return a row's verifier as one text: a name, or {"name", "params"?} as `verizero verify` takes it too.
-
-    Raises: DataError naming the field at fault.
-    """
+    """Return a row's verifier as one text: a name, or {"name", "params"?}. Raises: DataError naming the field."""
     if not isinstance(value, Mapping):
         return None if value is None else str(value)
     try:

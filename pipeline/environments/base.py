@@ -58,10 +58,7 @@ class ToolUse:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An environment's answer to a message of the policy.
-
-    Example: Reply((Message("user", "lower"),), reward=-0.1)
-    """
+    """An environment's answer to a message of the policy. Example: Reply((Message("user", "lower"),), reward=-0.1)"""
 
     messages: tuple[Message, ...] = ()
     """Messages of tools and users, in order, that the policy is shown next. Empty only if the episode is done."""

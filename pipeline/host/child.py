@@ -176,10 +176,7 @@ def stat_of(pid: int) -> list[str]:
 
 
 def family_of(pid: int) -> dict[int, list[str]]:
-    """Return a process and all that it has started, directly or not, each with its `stat_of`.
-
-    Raises: OSError without Linux's /proc.
-    """
+    """Return a process and all that it started, each with its `stat_of`. Raises: OSError without Linux's /proc."""
     everybody = {int(name): stat for name in os.listdir("/proc") if name.isdigit() and (stat := stat_of(int(name)))}
     family = {pid: everybody.get(pid, [])}
     while more := {i: stat for i, stat in everybody.items() if int(stat[1]) in family and i not in family}:

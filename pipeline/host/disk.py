@@ -96,10 +96,7 @@ def restore_folders(parent: Path) -> None:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return the value of a JSON text, whose integers may have any number of digits: Python's parser stops at 4,300.
-
-    Raises: ValueError; RecursionError.
-    """
+    """Return the value of JSON whose integers may have any number of digits. Raises: ValueError; RecursionError."""
     try:
         return json.loads(text)
     except json.JSONDecodeError:

@@ -215,10 +215,7 @@ def begin_round(session: Session, item: Item) -> None:
 
 
 def start_optimizers(backend: Backend, setup: StageSetup, is_new: bool) -> None:
-    """Start fresh optimisers of policy and critic, whose schedules span the updates of all rounds.
-
-    A stage that is not new keeps its optimisers.
-    """
+    """Start fresh optimisers for the updates of all rounds. A stage that is not new keeps its own."""
     if not is_new:
         return
     rounds, parts = setup.rounds, setup.algorithm

@@ -126,10 +126,7 @@ def blocks_of(model: Any) -> list[Any]:
 
 
 def recompute_activations(model: Any) -> None:
-    """Keep only the input of each block for the backward, which computes the rest again.
-
-    Raises: ConfigError for an architecture without such blocks.
-    """
+    """Keep only each block's input for the backward. Raises: ConfigError for an architecture without such blocks."""
     # transformers does so in training mode only. That has dropout, and a ratio must compare the same function.
     if not (blocks := blocks_of(model)):
         raise ConfigError(

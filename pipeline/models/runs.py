@@ -55,8 +55,7 @@ class Runs:
     table: Tensor
     """int64 [P, 4]: `pieces` on the device."""
     pieces: tuple[Piece, ...]
-    """Runs of the rows' tree, or padding. Those of similar size are neighbours here, those that see no other piece
-    first."""
+    """Runs of the rows' tree, or padding, sorted by size, those that see no other piece first."""
 
     @cached_property
     def key(self) -> Tensor:

@@ -56,10 +56,7 @@ class RunFiles:
 
 
 def read_run(folder: Path) -> RunFiles:
-    """Return the files of the run in `folder`.
-
-    Raises: RunError if it holds no metrics.jsonl, or a run.json that is not JSON.
-    """
+    """Return the files of the run in `folder`. Raises: RunError without metrics.jsonl, or if run.json is not JSON."""
     steps: list[tuple[int, StepRow]] = []
     evaluations: list[tuple[int, EvaluationRow]] = []
     alarms: list[Alarm] = []

@@ -101,10 +101,7 @@ def random_share(eligible: Tensor, mask: Tensor, share: float, generator: torch.
 
 
 def covariance(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-    """Return (log pi - mean)(A - mean) per token, [B, T] in float64; 0 outside the mask.
-
-    Source: arXiv:2505.22617.
-    """
+    """Return (log pi - mean)(A - mean) per token, [B, T] in float64; 0 outside the mask. Source: arXiv:2505.22617."""
     logprobs, advantages = masked(logprobs, mask).double(), masked(advantages, mask).double()
     _, mean_logprob, _ = moments(logprobs, mask, 0)
     _, mean_advantage, _ = moments(advantages, mask, 0)

@@ -83,10 +83,7 @@ class VllmEngine:
         self.rest()  # its weights are random, and the trainer's first computations may need the room
 
     def publish(self, version: int) -> None:
-        """Copy the trainer's present weights into vLLM.
-
-        Raises: EngineError if vLLM did not take all of them or keeps anything of the old ones.
-        """
+        """Copy the present weights into vLLM. Raises: EngineError if it did not take all or keeps old ones."""
         adapters = self.policy.adapters
         weights = CountedWeights(self.policy.published(with_base=self.version < 0))
         with boundary(EngineError, f"publishing weights of version {version} to vLLM"):

@@ -115,10 +115,7 @@ def read_local_parts(config: RunConfig, base_dir: Path) -> LocalParts:
 
 
 def _prepared(config: RunConfig, base_dir: Path, model: Model, places: dict[int, str]) -> RunData:
-    """Return the data as a run prepares it, with at most `MOST_ROWS` prompts of each source.
-
-    Raises: DataError, ConfigError.
-    """
+    """Return the data as a run prepares it, at most `MOST_ROWS` prompts a source. Raises: DataError, ConfigError."""
     config, tokenizer = with_fewer_rows(config), model.tokenizer
     if tokenizer is None:
         # Rows are read all the same, and not measured: a template is only needed for their tokens.

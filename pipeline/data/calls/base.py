@@ -46,10 +46,7 @@ def decoded(text: str, at: int) -> tuple[Any, int]:
 
 
 def call_of(value: Any, keys: Sequence[str]) -> tuple[str, Mapping[str, Any]]:
-    """Return the name and the arguments of a call, which are under the first of `keys` that is there; {} without one.
-
-    Raises: Unread.
-    """
+    """Return a call's name and its arguments, under the first of `keys` that is there, else {}. Raises: Unread."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise Unread(f'it must be an object with "name", a text, and "{keys[0]}"')
     key = next((k for k in keys if k in value), keys[0])

@@ -189,8 +189,7 @@ def load(name: str | None = None, path: str | None = None, base: Path | None = N
 Shape = tuple[dict[str, str], type[Arguments], ToolSchema]
 MOST_SHAPES = 512
 _SHAPES: dict[tuple[Any, ...], Shape] = {}
-"""Shapes by all that they depend on: a plug-in makes its functions again for every episode, and a model takes a
-millisecond to make."""
+"""Shapes by what they depend on: functions are made again for every episode, and a model takes a millisecond."""
 
 
 def _shape(function: Callable[..., Any], name: str) -> Shape:
