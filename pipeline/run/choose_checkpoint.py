@@ -24,7 +24,7 @@ from verizero.pipeline.config.recipes import Resume
 from verizero.pipeline.config.run import RunConfig, section_class_of
 from verizero.pipeline.config.servers import ServerParams
 from verizero.pipeline.errors import CheckpointError, ResumeRefused, RunError
-from verizero.pipeline.host.disk import disk_errors, json_text, restore_folders, write_atomic
+from verizero.pipeline.host.disk import disk_errors, json_text, restore_folders, sha256_of, write_atomic
 from verizero.pipeline.models.gguf_file import digest, is_gguf, located
 from verizero.pipeline.registry import PICKLED
 from verizero.pipeline.report.card import CARD
@@ -481,9 +481,7 @@ def _hash_files(folder: Path) -> str:
     whole = hashlib.sha256()
     # The card may be written later, and says nothing to the model.
     for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.name != CARD):
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        whole.update(f"{path.relative_to(folder)} {digest}\n".encode())
+        whole.update(f"{path.relative_to(folder)} {sha256_of(path)}\n".encode())
     return f"sha256:{whole.hexdigest()}"
 
 

@@ -405,11 +405,11 @@ def of_bits(ranks: Ranks, root: Path) -> dict[str, Any]:
 
 def sealed(ranks: Ranks, root: Path) -> dict[str, Any]:
     """A shard is hashed by the rank that wrote it, each file is checked by one rank, and a damaged one is named."""
-    folder, read, plain = root / "00000007", list[Path](), checkpoint._digest
+    folder, read, plain = root / "00000007", list[Path](), checkpoint.sha256_of
     lesson = LESSONS["grpo"]
     backend = lesson.begin(lesson.backend(ranks, TrainConfig(device="cpu", **FSDP)))
     folder.mkdir(exist_ok=True)
-    checkpoint._digest = lambda path: read.append(path) or plain(path)
+    checkpoint.sha256_of = lambda path: read.append(path) or plain(path)
     try:
         finish = backend.save(folder, save, in_background=True)
         known = finish() if finish is not None else {}
@@ -423,7 +423,7 @@ def sealed(ranks: Ranks, root: Path) -> dict[str, Any]:
         checkpoint.require(folder, ranks)
         assert sum(ranks.gather(len(read))) == sum(p.is_file() for p in folder.rglob("*")) > len(shards) + 3
     finally:
-        checkpoint._digest = plain
+        checkpoint.sha256_of = plain
     if ranks.is_first:
         shards[-1].write_bytes(shards[-1].read_bytes()[:-1] + b"?")
     ranks.barrier()
