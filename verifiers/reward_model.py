@@ -178,10 +178,10 @@ def _scores(model: Any, shown: Shown, device: str) -> list[float]:
     """
     import torch
 
-    from verizero.pipeline.models.strictness import ordered
+    from verizero.pipeline.models.strictness import turn
 
     ids = torch.tensor([shown.ids], device=device)
-    with ordered(), torch.inference_mode():  # graders work while responses are decoded, which sets torch's switch
+    with turn("ordered"), torch.inference_mode():  # graders work while responses are decoded, which sets torch's switch
         if not shown.texts:
             return [float(model(input_ids=ids).logits)]
         hidden = model.base_model(input_ids=ids).last_hidden_state
@@ -190,10 +190,7 @@ def _scores(model: Any, shown: Shown, device: str) -> list[float]:
 
 
 def load(folder: str, device: str) -> tuple[Any, Any]:
-    """Return tokenizer and model of a local folder, loaded once and kept.
-
-    Raises: ConfigError if the folder holds no model, or a model with more than one output.
-    """
+    """Return tokenizer and model of a folder, loaded once. Raises: ConfigError for none, or several outputs."""
     with LOADING:
         return _load(folder, device)
 
