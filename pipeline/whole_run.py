@@ -152,10 +152,7 @@ def begin_item(session: Session, item: Item) -> None:
 
 
 def end_item(session: Session, item: Item, later: Sequence[Item]) -> None:
-    """Count a finished item, report what a round has shown after its evaluation, and write a checkpoint.
-
-    Raise Stopped if a callback ended the run at an evaluation.
-    """
+    """Count a finished item, report its round and write a checkpoint. Raise Stopped if a callback ended the run."""
     run, state, recorder = session.run, session.state, session.recorder
     if item.is_evaluation:
         state.evaluated_version, state.is_evaluated = state.policy_version, True

@@ -99,10 +99,7 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         return self._isolation
 
     def require_workers(self) -> Isolation:
-        """Return the walls that hold, if workers can be started: where the last start failed, one is started now.
-
-        Raises: IsolationError with the reason.
-        """
+        """Return the walls that hold; start a worker where the last start failed. Raises: IsolationError."""
         if self._closed:
             raise IsolationError(_IS_CLOSED)
         if (other := self._with_tools) is not None:

@@ -173,10 +173,7 @@ def check_term(rl: RlConfig, recipe: Recipe) -> None:
 
 
 def check_sampling(rl: RlConfig, rollout: RolloutConfig) -> None:
-    """Check that training knows of top-p and top-k: else it computes other probabilities than were sampled from.
-
-    Raises: ValueError naming field, value and remedy.
-    """
+    """Raise ValueError for top-p and top-k that training does not know: it would compute other probabilities."""
     parts = parts_of(rl)
     if rollout.top_p == 1 and rollout.top_k == 0:
         return

@@ -51,10 +51,7 @@ class ChatTurns:
         return (*first, Message("user", prompt.asked))
 
     def begin(self, prompt: Prompt, messages: Sequence[Message], tools: Tools) -> Ids:
-        """Return the tokens of the first prompt; of the prompt's question alone, those of a single response.
-
-        Raises: DataError naming the prompt if the template refuses it.
-        """
+        """Return the first prompt's tokens; of a question alone, those of a single response. Raises: DataError."""
         if not messages and not tools:
             return self.renderer.prompt_ids(prompt)
         opening = [self.chat.of_others(m) for m in self.opening(prompt, messages)]

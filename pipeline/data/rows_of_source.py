@@ -74,10 +74,7 @@ def good_rows(
     on_bad_row: Literal["error", "skip"],
     make: Callable[[Mapping[str, Any], int], T],
 ) -> Iterator[tuple[str, Mapping[str, Any], T]]:
-    """Yield (place, row, `make(row, number)`) for each good row.
-
-    Raises: DataError naming place and remedy for the first that it could not, unless those are skipped.
-    """
+    """Yield (place, row, `make(row, number)`) of good rows. Raises: DataError for a bad one that is not skipped."""
     for place, number, row in rows:
         counts.num_read += 1
         try:

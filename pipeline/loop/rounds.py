@@ -171,10 +171,7 @@ def stop_if_grading_fails(state: RunState, recorder: Recorder, num_steps: int) -
 def update_if_enough_groups(
     setup: StageSetup, state: RunState, recorder: Recorder, phases: Phases, groups: list[Group]
 ) -> StepMetrics | None:
-    """Update the policy, and return the metrics; None without an update: there are no groups, or it was refused.
-
-    Raise RunError after too many refused updates in a row.
-    """
+    """Update the policy; return metrics, None if there was no update. Raise RunError if too many were refused."""
     rounds, stage_state = setup.rounds, state.stage
     if not groups:
         recorder.say(

@@ -247,10 +247,7 @@ def moved(tensors: Sequence[Tensor], device: torch.device) -> Iterator[Tensor]:
 
 
 def states(model: Any, ids: Tensor, runs: Runs) -> Tensor:
-    """Return [N, H] after the last block and norm, for the computed tokens; ids int64 [N].
-
-    Raises: ConfigError if the attention adds something that is not computed here.
-    """
+    """Return [N, H] after the last block and norm, of ids int64 [N]. Raises: ConfigError for unknown attention."""
     _enable(model)
     # transformers takes a mask of four dimensions as it is, and makes none of all pairs. `attention` does not read it.
     unread = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device)

@@ -293,10 +293,7 @@ def enter_stage(run: Run, workers: Workers, state: RunState, recorder: Recorder,
 
 
 def take_policy_of(run: Run, backend: Backend, state: RunState, start: str) -> None:
-    """Give the policy the weights at the end of the stage `start`, or those of the base.
-
-    Raise CheckpointError if the checkpoint at that stage's end is damaged.
-    """
+    """Give the policy the weights at the end of stage `start`, or the base's. Raise CheckpointError if damaged."""
     end = None if start == BASE else run.folder / "checkpoints" / f"{state.stage_ends[start]:08d}"
     if end is not None:
         # Checked here, as it may be much older than the one that the run resumed from.

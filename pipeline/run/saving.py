@@ -208,10 +208,7 @@ def write_origin(folder: Path, base_dir: Path) -> None:
 
 
 def recipe_of_run(folder: Path, overrides: Sequence[str] = ()) -> tuple[RunConfig, Path]:
-    """Return the recipe of the run in `folder`, with `a.b=c` overrides, and the folder that has the recipe's own files.
-
-    Raises: ConfigError, RunError as `recipe_folder`.
-    """
+    """Return a run's recipe with `a.b=c` overrides, and its own folder. Raises: ConfigError, RunError."""
     base, path = recipe_folder(folder) or folder, folder / "recipe.yaml"
     return parse(read_tree(path), overrides, source=str(path), base=base), base
 

@@ -82,10 +82,7 @@ def evidence_at(place: str, text: str) -> Evidence:
 
 
 def read_local_parts(config: RunConfig, base_dir: Path) -> LocalParts:
-    """Return what this machine has of the recipe: its data is prepared as a run prepares it, of large files a part.
-
-    Raises: ConfigError for a model that a run would refuse too.
-    """
+    """Return what this machine has of the recipe, its data prepared as in a run. Raises: ConfigError as a run."""
     asks_hub = any(s.hub is not None for s in config.data.sources) and "HF_HUB_OFFLINE" not in os.environ
     if asks_hub and not is_hub_reached():
         # The libraries of the hub would try again for half a minute, for each model and each data set.

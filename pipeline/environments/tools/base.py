@@ -137,10 +137,7 @@ class Toolbox:
         return tuple(t.schema for t in self.tools.values())
 
     def answer(self, message: Message) -> tuple[tuple[Message, ...], tuple[ToolUse, ...]]:
-        """Return the answers to the message's calls, in order, and the calls for the counts.
-
-        Raises: what a tool raises, unless it is the policy's mistake.
-        """
+        """Return the answers to the message's calls, and the calls to count. Raises: what breaks a tool itself."""
         answered = [self._call(call) for call in message.calls]
         return tuple(m for m, _ in answered), tuple(u for _, u in answered)
 

@@ -508,10 +508,7 @@ def quotient(a: Exact, b: Exact) -> Exact:
 
 
 def raised(base: Exact, exponent: Exact) -> Exact:
-    """Return base ** exponent where that is rational.
-
-    Raises: NotExact if it is irrational, Undefined for a negative power of zero, TooBig before it is computed.
-    """
+    """Return base ** exponent where rational. Raises: NotExact, Undefined for a negative power of zero, TooBig."""
     if exponent.denominator == 1:
         power = int(exponent)
         if base == 0:
