@@ -179,7 +179,7 @@ def announce_round(
     section = setup.section
     if isinstance(section, RoundsConfig) and state.step_in_stage > (item.round - 1) * section.steps_per_round:
         round_ = {"stage": item.stage, "round": item.round, "rounds": section.rounds}
-        recorder.event(
+        recorder.listener(
             "verizero.round.completed",
             {**round_, "step": state.rl_step, "tokens": state.stage.num_tokens, "causes": list(causes)},
         )
@@ -255,7 +255,7 @@ def report_cause(recorder: Recorder, item: Item, finding: Finding) -> None:
         "evidence": [one_line(str(e)) for e in finding.evidence],
         "remedy": one_line(finding.remedy),
     }
-    recorder.event(EVENT, {"stage": item.stage, "round": item.round, **fields})
+    recorder.listener(EVENT, {"stage": item.stage, "round": item.round, **fields})
 
 
 def warn(recorder: Recorder, text: str) -> None:
