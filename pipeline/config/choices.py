@@ -88,10 +88,7 @@ class VerifierChoice(PluginChoice):
         return self
 
     def bind(self, folder: Path | None, params: Mapping[str, Any] | None = None) -> BoundVerifier[Any]:
-        """Return the verifier with its parameters, or with `params` instead. Paths are relative to `folder`.
-
-        Raises: UnknownName, ConfigError.
-        """
+        """Return the verifier with its parameters, or `params`, from `folder`. Raises: UnknownName, ConfigError."""
         from verizero.verifiers.base import load
 
         return load(self.name, self.path, folder).bind(self.params if params is None else params, folder, self.time_s)

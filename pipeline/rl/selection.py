@@ -32,10 +32,7 @@ def select_tokens(
     old_entropy: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> Selection:
-    """Return the tokens that the parts' masks and surrogate select over the whole batch.
-
-    Raises: DataError if the entropy mask is asked for without `old_entropy`.
-    """
+    """Return the tokens that masks and surrogate select in the batch. Raises: DataError without `old_entropy`."""
     mask = response_mask > 0
     high_entropy = selected = None
     if parts.params.high_entropy_share is not None:

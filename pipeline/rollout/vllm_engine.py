@@ -104,10 +104,7 @@ class VllmEngine:
     def generate(
         self, requests: Sequence[Request], sampling: Sampling, reader: EndedReader | None = None
     ) -> list[list[Completion]]:
-        """Return, per request, one completion per seed; `reader` receives each after the step in which it ended.
-
-        Raises: EngineError for a prompt that leaves no room.
-        """
+        """Return a completion per request and seed, also to `reader` as it ends. Raises: EngineError without room."""
         check_requests(requests, sampling.max_tokens, self._limit, LONGEST_FIELD)
         self._wake_to_generate()
         engine = self._llm.llm_engine

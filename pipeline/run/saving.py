@@ -93,10 +93,7 @@ def save(session: Session) -> None:
 
 
 def finish_checkpoint(run: Run, workers: Workers) -> None:
-    """Return once the last checkpoint has its name, if it is still being written. Every rank must call it.
-
-    Raises: RunError if the disk does not take what was still to be written.
-    """
+    """Return once the last checkpoint has its name. Every rank must call it. Raises: RunError if the disk refuses."""
     unfinished, workers.unfinished = workers.unfinished, None
     if unfinished is not None:
         unfinished.result()
@@ -145,10 +142,7 @@ def template_of(model: str | None) -> dict[str, Any] | None:
 
 
 def write_run_info(run: Run, workers: Workers, setup: StageSetup) -> None:
-    """Write `recipe.yaml`, the resolved recipe, and `run.json`: versions, device and sizes, for the report.
-
-    `origin.json` has the folder of the recipe's own files.
-    """
+    """Write `recipe.yaml`, the resolved recipe, `origin.json`, its own folder, and `run.json`: versions and sizes."""
     versions = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
