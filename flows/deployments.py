@@ -1,7 +1,4 @@
-"""The deployments, one for each form: for a runner on this machine, or for a work pool of another server.
-
-Their automation marks silent runs as Crashed.
-"""
+"""The deployments, one a form: for a runner here, or a pool of another server. Their automation finds crashed runs."""
 
 from __future__ import annotations
 

@@ -62,8 +62,7 @@ FAULTS: tuple[tuple[tuple[int, ...], str, str], ...] = (
         f"{DISK_FULL}; free space and {AGAIN}",
     ),
 )
-"""Refusals of a machine, and what it lacks: the system's numbers, what libraries write besides its words for them, and
-the remedy."""
+"""Refusals of a machine, and what it lacks: the system's numbers, the words of libraries, and the remedy."""
 
 
 class VerizeroError(Exception):

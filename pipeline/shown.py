@@ -16,8 +16,7 @@ from types import TracebackType
 from unicodedata import category
 
 HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-"""Unicode categories of characters that control a terminal, reorder or hide others, or are half of one; also in
-report.js."""
+"""Unicode categories that control a terminal, reorder or hide characters, or are half of one; as in report.js."""
 KEPT = frozenset("\n\t\u200c\u200d")
 """Characters of those categories that texts need: line ends, tabs, and the joiners of scripts and of emoji."""
 

@@ -98,10 +98,7 @@ class Routing:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a tool, as the policy wrote it.
-
-    Example: Call(id="0-0", name="add", arguments={"a": 27, "b": 58})
-    """
+    """A call of a tool, as the policy wrote it. Example: Call(id="0-0", name="add", arguments={"a": 27, "b": 58})"""
 
     id: str
     """The turn's number and the call's index in it, so that equal episodes have equal ids."""
@@ -111,10 +108,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a conversation.
-
-    Example: Message("tool", "85", answers="0-0", name="add")
-    """
+    """One message of a conversation. Example: Message("tool", "85", answers="0-0", name="add")"""
 
     role: Role
     content: str
@@ -248,10 +242,7 @@ class EndedResponse:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """The input of a verifier.
-
-    Example: Attempt(response="17+25=42", reference="42", prompt="17+25=")
-    """
+    """The input of a verifier. Example: Attempt(response="17+25=42", reference="42", prompt="17+25=")"""
 
     response: str
     reference: Any  # the value that the response is compared to

@@ -152,10 +152,7 @@ def begin_item(session: Session, item: Item) -> None:
 
 
 def end_item(session: Session, item: Item, later: Sequence[Item]) -> None:
-    """Count a finished item, report what a round has shown after its evaluation, and write a checkpoint.
-
-    Raise Stopped if a callback ended the run at an evaluation.
-    """
+    """Count a finished item, report its round and write a checkpoint. Raise Stopped if a callback ended the run."""
     run, state, recorder = session.run, session.state, session.recorder
     if item.is_evaluation:
         state.evaluated_version, state.is_evaluated = state.policy_version, True
@@ -182,7 +179,7 @@ def announce_round(
     section = setup.section
     if isinstance(section, RoundsConfig) and state.step_in_stage > (item.round - 1) * section.steps_per_round:
         round_ = {"stage": item.stage, "round": item.round, "rounds": section.rounds}
-        recorder.event(
+        recorder.listener(
             "verizero.round.completed",
             {**round_, "step": state.rl_step, "tokens": state.stage.num_tokens, "causes": list(causes)},
         )
@@ -258,7 +255,7 @@ def report_cause(recorder: Recorder, item: Item, finding: Finding) -> None:
         "evidence": [one_line(str(e)) for e in finding.evidence],
         "remedy": one_line(finding.remedy),
     }
-    recorder.event(EVENT, {"stage": item.stage, "round": item.round, **fields})
+    recorder.listener(EVENT, {"stage": item.stage, "round": item.round, **fields})
 
 
 def warn(recorder: Recorder, text: str) -> None:

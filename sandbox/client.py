@@ -58,10 +58,7 @@ class Client:
             return refused(trial, exc)
 
     def modules(self) -> frozenset[str]:
-        """Return the names that programs may import besides the standard library's at every service that answers.
-
-        Raises: IsolationError if none answers.
-        """
+        """Return the importable names that every answering service has. Raises: IsolationError if none answers."""
         answers, silent = list[frozenset[str]](), list[str]()
         for url in self.urls:
             try:

@@ -35,10 +35,7 @@ class Isolation:
 
 
 def examine(worker: Worker, refused: Mapping[str, str]) -> Isolation:
-    """Return the walls that hold around a worker's runs: a run tries each forbidden act without and with its wall.
-
-    Raises: WorkerDied when the self-test gave no answer.
-    """
+    """Return the walls that hold: each forbidden act is tried without and with its wall. Raises: WorkerDied."""
     order = frames.Order(frames.SELF_TEST, 20.0, 10.0, 64, 64, 4, 16, 1)
     try:
         result = worker.execute(order, frames.pack_payload(b"", []))

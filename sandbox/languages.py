@@ -78,8 +78,7 @@ class Language:
     has_libraries: bool = False
     """True if the tool has shared libraries of its own."""
     threads: int = 0
-    """Threads of the runtime itself. Such a runtime reserves far more address space than it uses, so its resident
-    memory is limited."""
+    """Threads of the runtime itself. It reserves more address space than it uses: its resident memory is limited."""
 
 
 _JAVA = ("-XX:+UseSerialGC", "-XX:ActiveProcessorCount=2", "-XX:-UsePerfData", "-Xss64m")

@@ -92,20 +92,14 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
 
     @property
     def isolation(self) -> Isolation:
-        """The walls that hold, proved by trying. Starts the first worker if there is none yet.
-
-        Raises: IsolationError below `min_level`.
-        """
+        """The walls that hold, proved by a first worker. Raises: IsolationError below `min_level`."""
         if self._isolation is None:
             self.use(lambda worker: None)
         assert self._isolation is not None
         return self._isolation
 
     def require_workers(self) -> Isolation:
-        """Return the walls that hold, if workers can be started: where the last start failed, one is started now.
-
-        Raises: IsolationError with the reason.
-        """
+        """Return the walls that hold; start a worker where the last start failed. Raises: IsolationError."""
         if self._closed:
             raise IsolationError(_IS_CLOSED)
         if (other := self._with_tools) is not None:
@@ -269,10 +263,7 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
                 self._refused[exc.wall] = str(exc)
 
     def _start_like_the_first(self) -> Worker:
-        """Start a worker with the walls of the pool's first. One with less has failed: no wall is dropped any more.
-
-        Raises: WorkerDied.
-        """
+        """Start a worker; one with fewer walls than the pool's first has failed. Raises: WorkerDied."""
         assert self._interpreter is not None
         assert self._isolation is not None
         try:

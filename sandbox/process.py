@@ -70,10 +70,7 @@ class ProcessResult:
         return os.WIFSIGNALED(self.exit.status) and os.WTERMSIG(self.exit.status) == signal.SIGKILL
 
     def limit_reached(self, limits: Limits) -> tuple[Status, str] | None:
-        """Return status and reason of a process that went over a limit, else None.
-
-        Raises: WorkerDied if no process could be made.
-        """
+        """Return status and reason of a process over a limit, else None. Raises: WorkerDied if there is no process."""
         end = self.exit
         if end.status == -1:
             raise WorkerDied(f"no process: {os.strerror(end.why)} {tail(self.err)}".strip())
@@ -148,10 +145,7 @@ class Worker:
             raise WorkerDied(str(exc)) from exc
 
     def greeting(self) -> bytes:
-        """Return the first message, and take over the output file that may come with it.
-
-        Raises: OSError; WorkerDied.
-        """
+        """Return the first message, and take over the output file that may come along. Raises: OSError; WorkerDied."""
         self._set_timeout(_START_S)
         packet, files, _, _ = socket.recv_fds(self.sock, 4096, 1)
         for file in files:  # a file that programs find by its path

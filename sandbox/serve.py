@@ -116,10 +116,7 @@ class SandboxService(Service):
                 self.num_programs += 1
 
     def health(self) -> dict[str, Any]:
-        """Return the isolation level, the walls, the languages, the packages, and how many programs wait and were run.
-
-        Raises: IsolationError if no program can run.
-        """
+        """Return level, walls, languages, packages, and counts of programs. Raises: IsolationError if none can run."""
         isolation = self.pool.require_workers()
         languages = sorted(name for name, is_available in available().items() if is_available)
         return {"status": "ok", "level": isolation.level, "walls": dict(isolation.stands), "languages": languages,

@@ -82,10 +82,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         return self._call("python", code)
 
     def shell(self, line: str) -> CallResult:
-        """Run a line of Bash and return its result. All that it has started is dead when it has ended.
-
-        Raises: ValueError, also where the pool has no tools; SessionError.
-        """
+        """Run a line of Bash, then end all that it started. Raises: ValueError, also without tools; SessionError."""
         if not self.pool.tools:
             raise ValueError("this pool has no shell: take its `with_tools()`")
         require_walls(self.pool)

@@ -51,10 +51,7 @@ def current() -> SandboxSettings:
 
 
 def configure(settings: SandboxSettings) -> None:
-    """Run the programs of this process by `settings` from now on; never call this while programs run.
-
-    Former workers are ended. Raises: ValueError for a malformed address.
-    """
+    """Run programs by `settings` from now on; none may run meanwhile. Raises: ValueError for a wrong address."""
     global _settings, _services
     if settings == _settings:
         return

@@ -53,10 +53,7 @@ def _said(record: frames.Record) -> tuple[str, str]:
 
 
 def result_of(record: frames.Record, ended: ProcessResult, limits: Limits) -> TestResult | None:
-    """Return the result of a test that has a record; None if its program was killed by nobody knows whom.
-
-    Raises: WorkerDied if the program's process could not be made.
-    """
+    """Return a test's result; None if it was killed by nobody knows whom. Raises: WorkerDied without a process."""
     end, why = _said(record)
     if end not in _GONE:
         return _result(status_of(record), why, ended, calls=end != "idle")

@@ -74,10 +74,7 @@ class Packages:
 
 
 def resolve(names: Sequence[str]) -> Packages:
-    """Return the installed distributions of these names, or with these modules, and all that they require.
-
-    Raises: ConfigError naming one that is not installed.
-    """
+    """Return distributions by their name or module, with all that they require. Raises: ConfigError."""
     paths, done = dict[str, None](), set[str]()
     todo = [(name, True) for name in names]
     while todo:

@@ -53,10 +53,7 @@ def first_choice(
     address: str, body: Mapping[str, Any], read: Callable[[dict[str, Any]], T], service: Service, what: str,
     backoff_s: float,
 ) -> T:  # fmt: skip
-    """Return `read(first choice)` of the reply. If `read` fails, the request is repeated.
-
-    Raises: GradingError when all tries failed, or the key is not set.
-    """
+    """Return `read(first choice)` of the reply; try again if it fails. Raises: GradingError when all tries failed."""
     key = os.environ.get(service.api_key_variable, "") if service.api_key_variable else ""
     if service.api_key_variable and not key:
         raise GradingError(f"environment variable {service.api_key_variable} is empty; give it the key of the {what}")

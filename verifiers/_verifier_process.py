@@ -259,10 +259,7 @@ _current = _Current()
 
 @contextmanager
 def _process(num_closed: int) -> Iterator[_Process]:
-    """Yield a process that sees what this process sees, and that no other call has meanwhile.
-
-    Raises: NotLoaded if processes were closed more than `num_closed` times.
-    """
+    """Yield a process that sees what this one does, for one call. Raises: NotLoaded after `num_closed` closings."""
     surroundings = (os.getpid(), os.getcwd(), list(sys.path), dict(os.environ), settings.variables())
     with _current.lock:
         if _current.num_closed > num_closed:

@@ -1,7 +1,4 @@
-"""The program of the process in which users' verifiers grade.
-
-It ends when its standard input does, or when nothing ends a call that takes far too long.
-"""
+"""The process of users' verifiers. It ends with its standard input, or when nothing ends a call that is too long."""
 
 from __future__ import annotations
 

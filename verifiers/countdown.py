@@ -51,10 +51,7 @@ def countdown(attempt: Attempt, params: VerifierParams) -> Verdict:
 
 
 def evaluate(text: str, target: int) -> tuple[Fraction, list[int]]:
-    """Return the exact value of an expression and the numbers that it uses, in order.
-
-    Raises: BadExpression with a reason code.
-    """
+    """Return the exact value of an expression and its numbers in order. Raises: BadExpression with a reason code."""
     tokens = _tokens(text)
     if tokens[:2] == [target, "="] and tokens.count("=") == 1:
         tokens = tokens[2:]

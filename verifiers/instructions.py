@@ -371,10 +371,7 @@ def instructions(attempt: Attempt, params: InstructionsParams) -> Verdict:
 
 
 def from_ifeval(instruction: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the constraint (as data) of one IFEval instruction id with its arguments.
-
-    Raises: DataError if the id is unknown.
-    """
+    """Return the constraint of an IFEval instruction id with its arguments. Raises: DataError for an unknown id."""
     if instruction not in IFEVAL:
         raise DataError(f"reference.instruction_id_list: {instruction!r} is unknown; known: {', '.join(IFEVAL)}")
     arguments = {name: value for name, value in arguments.items() if value is not None}

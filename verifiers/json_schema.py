@@ -89,10 +89,7 @@ def _places(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[tup
 
 
 def parse(text: str) -> Any:
-    """Return the JSON value of a text.
-
-    Raises: ValueError if the text is no JSON, is over a budget, repeats a key, or holds NaN or an infinity.
-    """
+    """Return a text's JSON value. Raises: ValueError if it is no JSON, too large, repeats a key or has NaN."""
     if len(text) > MAX_CHARS:
         raise ValueError(f"{len(text)} characters, at most {MAX_CHARS}")
     depth = 0
@@ -250,10 +247,7 @@ class NotSearched(Exception):
 
 @lru_cache(maxsize=4096)
 def is_found(pattern: str, text: str) -> bool:
-    """True if `pattern` (of Python's re) matches somewhere in `text`.
-
-    Raises: DataError for a malformed pattern; TooSlow; NotSearched.
-    """
+    """True if Python's `pattern` matches in `text`. Raises: DataError if it is malformed; TooSlow; NotSearched."""
     try:
         compiled = re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as exc:

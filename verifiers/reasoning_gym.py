@@ -22,8 +22,7 @@ INSTALL = "python -m pip install 'reasoning-gym>=0.1.25,<0.2'"
 SCORER = Path(__file__).with_name("_gym_scorer.py")
 START_S = 120.0
 WALL_PER_CPU = 20.0
-"""Seconds on the clock allowed per second of CPU time, besides those for making a data set. Past them the machine is
-too busy: no answer's fault."""
+"""Seconds on the clock per second of CPU, besides those of making a set. Past them the machine is too busy."""
 
 
 class ReasoningGymParams(VerifierParams):

@@ -125,10 +125,7 @@ def trained_alike(params: RewardModelParams) -> RewardModelParams:
 
 
 def shown_to(tokenizer: Any, attempt: Attempt, params: RewardModelParams) -> Shown | None:
-    """Return what the model is shown: prompt and response, without the thinking unless asked for.
-
-    Returns None if nothing follows the thinking.
-    """
+    """Return what the model is shown, without thinking unless asked for; None if nothing follows the thinking."""
     part = after_thinking(attempt)
     if part.text is None:
         return None
@@ -146,10 +143,7 @@ def shown_to(tokenizer: Any, attempt: Attempt, params: RewardModelParams) -> Sho
 
 
 def _shown_steps(tokenizer: Any, attempt: Attempt, answer: str, params: RewardModelParams) -> Shown | None:
-    """Return the prompt and the answer's steps, each in tokens of its own, so that a step ends with a token.
-
-    Returns None for an empty answer.
-    """
+    """Return the prompt and the answer's steps, each in tokens of its own; None for an empty answer."""
     assert params.step_end is not None
     texts = split_steps(answer, params.step_end)
     if not texts:
@@ -184,10 +178,10 @@ def _scores(model: Any, shown: Shown, device: str) -> list[float]:
     """
     import torch
 
-    from verizero.pipeline.models.strictness import ordered
+    from verizero.pipeline.models.strictness import turn
 
     ids = torch.tensor([shown.ids], device=device)
-    with ordered(), torch.inference_mode():  # graders work while responses are decoded, which sets torch's switch
+    with turn("ordered"), torch.inference_mode():  # graders work while responses are decoded, which sets torch's switch
         if not shown.texts:
             return [float(model(input_ids=ids).logits)]
         hidden = model.base_model(input_ids=ids).last_hidden_state
@@ -196,10 +190,7 @@ def _scores(model: Any, shown: Shown, device: str) -> list[float]:
 
 
 def load(folder: str, device: str) -> tuple[Any, Any]:
-    """Return tokenizer and model of a local folder, loaded once and kept.
-
-    Raises: ConfigError if the folder holds no model, or a model with more than one output.
-    """
+    """Return tokenizer and model of a folder, loaded once. Raises: ConfigError for none, or several outputs."""
     with LOADING:
         return _load(folder, device)
 

@@ -74,10 +74,7 @@ def _verdict(outcome: Outcome, query: str) -> Verdict:
 
 @lru_cache(maxsize=16_384)  # two databases of each of 4,000 tasks, and room
 def expected(setup: str, query: str, ordered: bool, max_rows: int, max_steps: int, field: str = "reference") -> str:
-    """Return the result of the reference's query, in comparable form.
-
-    Raises: DataError naming `field` if the query fails.
-    """
+    """Return the result of the reference's query, comparable. Raises: DataError naming `field` if it fails."""
     try:
         line = result_of(setup, query, ordered, max_rows, max_steps)
     except Exception as exc:

@@ -1,7 +1,4 @@
-"""Rows and reward functions that were passed as objects, as files that a recipe can name.
-
-Also the first rows of any source, and the text of a function.
-"""
+"""Objects that were passed as rows and reward functions, as files for a recipe; first rows, and functions as text."""
 
 from __future__ import annotations
 

@@ -249,10 +249,7 @@ class OwnLoop:
         return dict(metrics or {})
 
     def publish(self) -> None:
-        """Give the engine the new weights, if there are some.
-
-        Raises: RunError out of order; EngineError if the engine does not confirm them.
-        """
+        """Give the engine new weights, if there are some. Raises: RunError out of order; EngineError if it fails."""
         self._require("publish()", "an update", "published weights")
         rounds.publish_if_due(self._session, self._phases, self._batch)
         self._place = "published weights"

@@ -124,10 +124,7 @@ class TrainedRun:
         return self
 
     def chat(self, message: str, system: str | None = None) -> str:
-        """Return the trained model's answer to a message, sampled; system: the system message, None: as in training.
-
-        Raises: DataError for a message that is too long.
-        """
+        """Return a sampled answer; system: the system message, None: as in training. Raises: DataError if too long."""
         from verizero.pipeline.types import Message
 
         served, default = self._served()
@@ -214,10 +211,7 @@ class Page:
 
 
 def with_more_steps(config: RunConfig, steps: int, base: Path) -> RunConfig:
-    """Return the recipe with one more stage of the last one's kind, of `steps` steps; `base` is its folder.
-
-    Raises: ConfigError if the last stage has no steps.
-    """
+    """Return the recipe, and its folder `base`, with one more stage of the last one's kind. Raises: ConfigError."""
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ConfigError(f"steps must be a whole number of at least 1, got {steps!r}")
     stage = config.stages[-1]

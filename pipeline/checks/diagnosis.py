@@ -90,10 +90,7 @@ def diagnosed(paths: Sequence[Path], tool: str | None = None) -> Diagnosis:
 
 
 def diagnosed_rows(rows: Sequence[tuple[int, Mapping[str, Any]]], tool: str | None = None) -> Diagnosis:
-    """Return the diagnosis of numbers that a trainer is logging: a step, and its names and values, in each row.
-
-    Raises: RunError if no trainer is known that writes these numbers.
-    """
+    """Return the diagnosis of rows of a step and its numbers by name. Raises: RunError if no trainer is known."""
     logged = Logged(rows=[LoggedRow("log", i, step, numbers(values)) for i, (step, values) in enumerate(rows, 1)])
     return _of_another(logged, tool, "this run")
 

@@ -124,10 +124,7 @@ def length_drift(run: RunFacts) -> Finding | None:
 
 
 def _is_paid(run: RunFacts, drift: float) -> bool:
-    """Return True if the reward pays for length itself, by components that grow with it.
-
-    drift: the tokens by which the mean response has changed.
-    """
+    """True if components that grow with length pay for it. drift: the change of the mean length in tokens."""
     rows = [s.row for s in run.samples if s.row.reward is not None]
     lengths = [float(row.length) for row in rows]
     if len(set(lengths)) < 2:

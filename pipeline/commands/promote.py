@@ -11,7 +11,6 @@ the next, never half of one.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import shutil
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from verizero.pipeline.algorithms.base import chosen
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import RunError
-from verizero.pipeline.host.disk import disk_errors, locked, replace_folder, write_atomic
+from verizero.pipeline.host.disk import disk_errors, locked, replace_folder, sha256_of, write_atomic
 from verizero.pipeline.report.card import CARD, model_card
 from verizero.pipeline.report.result import evaluation_markdown
 from verizero.pipeline.report.row_types import to_json
@@ -293,7 +292,4 @@ def _decide(comparison: Comparison, registry: Path, decision: str, decided_by: s
 
 
 def _sha256(path: Path) -> str:
-    if not path.is_file():
-        return ""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return sha256_of(path) if path.is_file() else ""

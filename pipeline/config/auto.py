@@ -102,10 +102,7 @@ def leaves_rates_open(config: RunConfig) -> bool:
 
 
 def with_rates(config: RunConfig, num_parameters: int) -> RunConfig:
-    """Return the recipe with the table's learning rates in place of those that are null.
-
-    num_parameters: of the policy.
-    """
+    """Return the recipe with the table's learning rates for those that are null. num_parameters: the policy's."""
     sections: dict[str, Any] = {}
     for kind in config.kinds():
         section = getattr(config, kind)

@@ -58,10 +58,7 @@ class PluginChoice(Section):
 
     @classmethod
     def of_key(cls, key: str, folder: Path | None = None) -> Self:
-        """Return the choice that a `key` names.
-
-        Raises: UnknownName, ConfigError; DataError for parameters that are no JSON.
-        """
+        """Return the choice that a `key` names. Raises: UnknownName, ConfigError; DataError if it is not JSON."""
         name, brace, arguments = key.partition("{")
         try:
             params = json.loads(brace + arguments) if brace else {}
@@ -91,10 +88,7 @@ class VerifierChoice(PluginChoice):
         return self
 
     def bind(self, folder: Path | None, params: Mapping[str, Any] | None = None) -> BoundVerifier[Any]:
-        """Return the verifier with its parameters, or with `params` instead. Paths are relative to `folder`.
-
-        Raises: UnknownName, ConfigError.
-        """
+        """Return the verifier with its parameters, or `params`, from `folder`. Raises: UnknownName, ConfigError."""
         from verizero.verifiers.base import load
 
         return load(self.name, self.path, folder).bind(self.params if params is None else params, folder, self.time_s)

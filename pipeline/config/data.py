@@ -358,10 +358,7 @@ def recognised_layouts() -> dict[str, tuple[list[str], dict[str, Any]]]:
 
 
 def validated_params(name: str, params: Mapping[str, Any]) -> BaseModel:
-    """Return the checked parameters of a generator.
-
-    Raises: UnknownName; ConfigError naming the parameter, its value and what is allowed.
-    """
+    """Return the checked parameters of a generator. Raises: UnknownName; ConfigError naming the parameter."""
     generator = registry.find("generators", name)
     model = getattr(generator, "Params", None)
     if not (isinstance(model, type) and issubclass(model, BaseModel) and callable(getattr(generator, "rows", None))):

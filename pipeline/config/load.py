@@ -61,10 +61,7 @@ TRL = {
 
 
 def load_recipe(path: Path | str, overrides: Sequence[str] = (), stages: Sequence[str] = ()) -> RunConfig:
-    """Load the recipe at `path` with `a.b=c` overrides; if `stages` are named, with these only.
-
-    Raises: ConfigError naming the file, field, value and remedy.
-    """
+    """Load the recipe at `path` with `a.b=c` overrides, and only `stages` if they are named. Raises: ConfigError."""
     base = Path(path).resolve().parent
     config = parse(read_tree(Path(path)), overrides, source=str(path), base=base)
     return only_stages(config, stages, base) if stages else config

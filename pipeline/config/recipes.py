@@ -51,10 +51,7 @@ def run_folder(config: RunConfig, base: Path | None = None) -> Path:
 
 
 def find_recipe(name: str, user_folder: Path | None = None) -> Path:
-    """Return the file of a recipe: the path `name`, else that name in `user_folder`, else a shipped recipe.
-
-    Raises: ConfigError saying which names are near.
-    """
+    """Return a recipe's file: the path `name`, or that name in `user_folder` or configs/. Raises: ConfigError."""
     if Path(name).is_file():
         return Path(name)
     without_suffix = name.removesuffix(".yaml")

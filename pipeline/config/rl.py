@@ -119,10 +119,7 @@ def parts_of(rl: RlConfig) -> Parts:
 
 
 def check_rl(rl: RlConfig, scoring: ScoringConfig) -> None:
-    """Check the section for its algorithm.
-
-    Raises: ValueError naming field, value and remedy; ConfigError for an algorithm that does not exist.
-    """
+    """Check the section for its algorithm. Raises: ValueError naming field and remedy; ConfigError if there is none."""
     name, params = chosen(rl.algorithm)
     _, parts = load_algorithm(name, params)
     weights, num_rewards = parts.advantage.options.get("weights"), 1 + len(scoring.components)
@@ -176,10 +173,7 @@ def check_term(rl: RlConfig, recipe: Recipe) -> None:
 
 
 def check_sampling(rl: RlConfig, rollout: RolloutConfig) -> None:
-    """Check that training knows of top-p and top-k: else it computes other probabilities than were sampled from.
-
-    Raises: ValueError naming field, value and remedy.
-    """
+    """Raise ValueError for top-p and top-k that training does not know: it would compute other probabilities."""
     parts = parts_of(rl)
     if rollout.top_p == 1 and rollout.top_k == 0:
         return

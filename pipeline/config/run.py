@@ -267,10 +267,7 @@ def section_class_of(kind: str) -> type[StageSection]:
 
 
 def with_plugins(names: Iterable[str]) -> type[RunConfig]:
-    """Return the class of recipes with sections for plug-ins among `names` too. Unknown names are ignored.
-
-    Raises: ConfigError if a plug-in is no kind of stage.
-    """
+    """Return the class of recipes with sections for known plug-ins of `names` too. Raises: ConfigError."""
     plugins = sorted((set(names) - RunConfig.model_fields.keys()) & set(registry.installed("stages")))
     return _recipe_class(tuple((name, _plugin_section(name)) for name in plugins)) if plugins else RunConfig
 

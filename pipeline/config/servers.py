@@ -56,10 +56,7 @@ def check_engine(name: str) -> str:
 
 
 def load_servers(name: str) -> tuple[type[ServerParams], Callable[..., Any]]:
-    """Return the class of the parameters of a kind of servers, and the function that makes its client.
-
-    Raises: ValueError if it cannot be loaded, or has no such function.
-    """
+    """Return a kind of servers: the class of its parameters and the maker of its client. Raises: ValueError."""
     try:
         plugin = registry.find("servers", name)
         function = getattr(plugin, "servers", None) if isinstance(plugin, ModuleType) else plugin

@@ -29,10 +29,7 @@ def suite_file(name: str, base: Path) -> Path:
 
 
 def suite_tree(name: str, base: Path) -> dict[str, Any]:
-    """Return the tree of a suite, whose rows have the suite's name, and paths from its own folder made absolute.
-
-    Raises: ConfigError naming the file.
-    """
+    """Return the tree of a suite, with its name in its rows and absolute paths. Raises: ConfigError naming the file."""
     path = suite_file(name, base)
     tree = read_mapping(path)
     rows = tree.get("rows")

@@ -49,10 +49,7 @@ class Suite(Section):
 
 
 def load_suite(name: str, base: Path, data_dir: Path | None = None) -> Suite:
-    """Return a shipped suite, or that of a file from `base`. `data_dir`: has its rows as NAME.jsonl, .parquet, ….
-
-    Raises: ConfigError naming the file, the field and the remedy.
-    """
+    """Return a shipped suite, or that of a file from `base`; `data_dir` may have its rows. Raises: ConfigError."""
     tree = suite_tree(name, base)
     if data_dir is not None and "hub" in tree["rows"]:
         rows = {key: value for key, value in tree["rows"].items() if key != "hub"}

@@ -51,10 +51,7 @@ class ChatTurns:
         return (*first, Message("user", prompt.asked))
 
     def begin(self, prompt: Prompt, messages: Sequence[Message], tools: Tools) -> Ids:
-        """Return the tokens of the first prompt; of the prompt's question alone, those of a single response.
-
-        Raises: DataError naming the prompt if the template refuses it.
-        """
+        """Return the first prompt's tokens; of a question alone, those of a single response. Raises: DataError."""
         if not messages and not tools:
             return self.renderer.prompt_ids(prompt)
         opening = [self.chat.of_others(m) for m in self.opening(prompt, messages)]
@@ -117,10 +114,7 @@ class ChatTurns:
     def rewritten(
         self, history: Sequence[Message], new: Sequence[Message], tools: Tools, ids: Ids, finish_reason: FinishReason
     ) -> str | None:
-        """Return why the template writes the history differently before `new`; None if it does not.
-
-        `ids` are the tokens of the last turn.
-        """
+        """Return why the template rewrites the history before `new`, else None. `ids`: the tokens of the last turn."""
         return self._spliced(history, new, tools, ids, finish_reason).fork
 
     def _spliced(

@@ -36,10 +36,7 @@ UNUSED = frozenset({"tool_call_id", "name", "id", "refusal", "audio", "annotatio
 
 
 def as_message(item: Any) -> Any:
-    """Return a message in the form of this project; what is none is returned as it is, and the reader refuses it.
-
-    Raises: DataError for a call that cannot be read.
-    """
+    """Return a message in this project's form; what is none, as it is. Raises: DataError for an unreadable call."""
     if not isinstance(item, Mapping) or not {"role", "from"} & set(item):
         return item
     made = {RENAMED.get(key, key): value for key, value in item.items() if value is not None and key not in UNUSED}
@@ -120,10 +117,7 @@ def text_of(content: Any) -> str:
 
 
 def tools_of_row(value: Any) -> tuple[Mapping[str, Any], ...]:
-    """Return the tools of a row as {name, description, parameters}: OpenAI's form, or that inside; a list or JSON.
-
-    Raises: DataError.
-    """
+    """Return a row's tools, in OpenAI's form or not, as {name, description, parameters}. Raises: DataError."""
     tools = _parsed(value, "the tools")
     if not isinstance(tools, list):
         raise DataError(f"the tools must be a list, got {value!r:.80}")

@@ -103,10 +103,7 @@ def find_overlap(train: Sequence[Prompt], evaluation: Sequence[Prompt], ngram: i
 def check_overlap(
     train: Sequence[Prompt], evaluation: Sequence[Prompt], on_overlap: Literal["error", "drop", "report"]
 ) -> tuple[list[Prompt], Overlap]:
-    """Return the training prompts to use, and the overlap.
-
-    Raises: DataError if an evaluation prompt occurs in training and `on_overlap` is "error", or if "drop" leaves none.
-    """
+    """Return the training prompts to use, and the overlap. Raises: DataError by `on_overlap`, or if none is left."""
     overlap = find_overlap(train, evaluation)
     if not overlap.matches:
         return list(train), overlap

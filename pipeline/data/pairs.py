@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from verizero.pipeline.config.data import Column
 from verizero.pipeline.config.pairs import PairingConfig, PairSource
@@ -40,6 +40,9 @@ TRANSCRIPT = re.compile(r"\n\n(Human|Assistant):")
 SPEAKERS = {"Human": "user", "Assistant": "assistant"}
 TRUE, FALSE = (True, 1, "true", "True", "1"), (False, 0, "false", "False", "0")
 
+Steps = tuple[tuple[str, float], ...]
+"""(text, 1 for right or 0 for wrong) of the steps that have a label, in order."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pair:
@@ -52,8 +55,8 @@ class Pair:
     prompt: Prompt
     chosen: str | None
     rejected: str | None
-    labelled_steps: tuple[tuple[str, float], ...] | None = None
-    """(text, 1 for right or 0 for wrong) of the steps that have a label, in order; None for a row without steps."""
+    labelled_steps: Steps | None = None
+    """None for a row without steps."""
 
     @property
     def sides(self) -> tuple[str | None, str | None]:
@@ -214,7 +217,7 @@ def _pair(row: Mapping[str, Any], number: int, source: PairSource) -> Pair:
         )
     system, question = _prompt(row, source, before)
     question = with_context(question, row, columns.context)
-    steps: tuple[tuple[str, float], ...] | None = None
+    steps: Steps | None = None
     if has_steps:
         chosen, steps = read_steps(pick(row, columns.steps), pick_optional(row, columns.step_labels), source)
     row_id, domain = pick_optional(row, columns.id), source.domain or pick_optional(row, columns.domain)
@@ -308,19 +311,8 @@ def _label(value: Any) -> bool:
     raise DataError(f"the label must be true or false, got {value!r:.80}")
 
 
-class LabelledText(NamedTuple):
-    """A response and those of its steps that have a label."""
-
-    response: str
-    steps: tuple[tuple[str, float], ...]
-    """(text, 1 for right or 0 for wrong), in order, without steps that have no label."""
-
-
-def read_steps(steps: Any, labels: Any, source: PairSource) -> LabelledText:
-    """Return the response that the steps make, with their labels, from the values of a row's two columns.
-
-    Raises: DataError naming the column, the step and the remedy.
-    """
+def read_steps(steps: Any, labels: Any, source: PairSource) -> tuple[str, Steps]:
+    """Return the response that a row's steps make, and its labelled steps. Raises: DataError naming the step."""
     names = f"column {source.mapping.steps.column!r}", f"column {source.mapping.step_labels.column!r}"
     if not isinstance(steps, list) or not steps:
         raise DataError(f"{names[0]} must be a list of steps, got {steps!r:.80}")
@@ -335,7 +327,7 @@ def read_steps(steps: Any, labels: Any, source: PairSource) -> LabelledText:
     labelled = [(text.strip(), r) for text, r in zip(steps, rewards, strict=True) if r is not None]
     if not labelled:
         raise DataError(f"{names[0]}: none of {len(steps)} steps has a label; leave the row out")
-    return LabelledText(source.step_separator.join(steps), tuple(labelled))
+    return source.step_separator.join(steps), tuple(labelled)
 
 
 def check_pieces(name: str, response: str, steps: Sequence[tuple[str, float]], step_end: str) -> None:

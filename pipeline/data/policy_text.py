@@ -19,10 +19,7 @@ def call_id(turn: int, number: int) -> str:
 
 
 def after_thinking(text: str, is_open: bool = False) -> int:
-    """Return the index after the last thinking of a text; its length if thinking is not closed.
-
-    `is_open`: the prompt has opened the thinking already.
-    """
+    """Return the index after the last thinking; len(text) if it is not closed. `is_open`: the prompt has opened it."""
     index = 0
     while True:
         if is_open:

@@ -121,10 +121,7 @@ def read_demonstrations(
 
 
 def load_text(sources: Sequence[Source], seed: int, num_lines: int) -> list[str]:
-    """Return `num_lines` lines of text: equal shares of the generators among the sources, shuffled by the seed.
-
-    Raises: DataError if no source is a generator or one has no text.
-    """
+    """Return lines of text in equal shares of the generators, shuffled. Raises: DataError if there is none."""
     make = [s.generator for s in sources if s.generator is not None]
     if not make:
         raise DataError("unlabelled text comes from generators, and no training source is one; add one to data.train")

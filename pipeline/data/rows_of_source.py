@@ -74,10 +74,7 @@ def good_rows(
     on_bad_row: Literal["error", "skip"],
     make: Callable[[Mapping[str, Any], int], T],
 ) -> Iterator[tuple[str, Mapping[str, Any], T]]:
-    """Yield (place, row, `make(row, number)`) for each good row.
-
-    Raises: DataError naming place and remedy for the first that it could not, unless those are skipped.
-    """
+    """Yield (place, row, `make(row, number)`) of good rows. Raises: DataError for a bad one that is not skipped."""
     for place, number, row in rows:
         counts.num_read += 1
         try:
@@ -284,10 +281,7 @@ def _as_text(value: Any) -> str:
 
 
 def verifier_key(value: Any) -> str | None:
-    """Return a row's verifier as one text: a name, or {"name", "params"?} as `verizero verify` takes it too.
-
-    Raises: DataError naming the field at fault.
-    """
+    """Return a row's verifier as one text: a name, or {"name", "params"?}. Raises: DataError naming the field."""
     if not isinstance(value, Mapping):
         return None if value is None else str(value)
     try:

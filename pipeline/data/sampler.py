@@ -65,10 +65,7 @@ class PromptSampler:
         self._orders: dict[str, tuple[int, list[int]]] = {}
 
     def next(self, n: int) -> list[Prompt]:
-        """Return the next `n` prompts. A prompt is among them twice only if an epoch ends within them.
-
-        Raises: ValueError for n < 1; DataError if there are no prompts.
-        """
+        """Return the next prompts, one twice only if an epoch ends. Raises: ValueError; DataError without prompts."""
         if n < 1:
             raise ValueError(f"n must be >= 1, got {n}")
         if not self.prompts:

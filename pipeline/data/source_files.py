@@ -64,10 +64,7 @@ def _open(path: Path) -> gzip.GzipFile | io.BufferedReader:
 
 
 def read_hub(source: HubSource, base_dir: Path) -> Iterator[PlacedRow]:
-    """Yield the rows of a hub data set, or of the local folder `source.id` in `base_dir`.
-
-    Raises: DataError if the `datasets` package is missing, or for whatever it says.
-    """
+    """Yield rows of a hub data set or of the folder `source.id`. Raises: DataError, also without `datasets`."""
     try:
         import datasets
     except ImportError as exc:

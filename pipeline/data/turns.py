@@ -119,10 +119,7 @@ class PlainTurns:
 
 
 def turns_of(renderer: Renderer) -> Conversing:
-    """Return the writer and reader of turns that the renderer's template asks for.
-
-    Raises: DataError if the tokenizer's chat template cannot write a question.
-    """
+    """Return the writer and reader of turns for the renderer's template. Raises: DataError for a bad template."""
     if renderer.template.calls.startswith(FAMILY):
         from verizero.pipeline.data.family_turns import FamilyTurns
 

@@ -58,10 +58,7 @@ class ToolUse:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An environment's answer to a message of the policy.
-
-    Example: Reply((Message("user", "lower"),), reward=-0.1)
-    """
+    """An environment's answer to a message of the policy. Example: Reply((Message("user", "lower"),), reward=-0.1)"""
 
     messages: tuple[Message, ...] = ()
     """Messages of tools and users, in order, that the policy is shown next. Empty only if the episode is done."""
@@ -151,10 +148,7 @@ class Plugin(Generic[Made]):
     function: Callable[..., Made]
 
     def bind(self, params: Mapping[str, Any] | None = None, base: Path | None = None) -> Bound[Made]:
-        """Return it with validated parameters. Relative paths among them start from `base`.
-
-        Raises: ConfigError naming the parameter, its value and what is allowed.
-        """
+        """Return it with checked parameters; paths among them start from `base`. Raises: ConfigError."""
         checked = validated(self.params_type, params, base, f"{self.kind} {self.name!r}")
         return Bound(self.name, checked, self.function)
 
@@ -200,10 +194,7 @@ def validated(model: type[P], params: Mapping[str, Any] | None, base: Path | Non
 
 
 def params_of(function: object, base_class: type[P], what: str) -> tuple[type[P], Callable[..., Any]]:
-    """Return the annotation of a function's first parameter, and the function.
-
-    Raises: ConfigError if there is no function, or its annotation is no subclass of `base_class`.
-    """
+    """Return the annotation of a function's first parameter, and the function. Raises: ConfigError."""
     if not callable(function) or not hasattr(function, "__code__"):
         raise ConfigError(f"{what}: expected a function whose first parameter is its {base_class.__name__}")
     try:

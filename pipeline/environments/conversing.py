@@ -24,10 +24,7 @@ class ReadTurn:
 
 @dataclass(frozen=True, slots=True)
 class FoundCalls:
-    """Calls in a text, and the text without them.
-
-    Example: FoundCalls("Let me add.", (("add", {"a": 1, "b": 2}),))
-    """
+    """Calls in a text, and the text without them. Example: FoundCalls("Let me add.", (("add", {"a": 1, "b": 2}),))"""
 
     content: str
     calls: Sequence[tuple[str, Mapping[str, Any]]] = ()
@@ -58,10 +55,7 @@ class CallForm(Protocol):
     def write(
         self, content: str, calls: Sequence[tuple[str, Mapping[str, Any]]], tools: Sequence[ToolSchema] = ()
     ) -> str:
-        """Return the text of a turn with this content and these calls.
-
-        Raises: DataError for calls that the form cannot write.
-        """
+        """Return the text of a turn with these words and calls. Raises: DataError for calls it cannot write."""
         ...
 
 

@@ -176,10 +176,7 @@ def stat_of(pid: int) -> list[str]:
 
 
 def family_of(pid: int) -> dict[int, list[str]]:
-    """Return a process and all that it has started, directly or not, each with its `stat_of`.
-
-    Raises: OSError without Linux's /proc.
-    """
+    """Return a process and all that it started, each with its `stat_of`. Raises: OSError without Linux's /proc."""
     everybody = {int(name): stat for name in os.listdir("/proc") if name.isdigit() and (stat := stat_of(int(name)))}
     family = {pid: everybody.get(pid, [])}
     while more := {i: stat for i, stat in everybody.items() if int(stat[1]) in family and i not in family}:
@@ -231,11 +228,7 @@ class Helper:
         self._is_ready = False
 
     def ask(self, question: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Return the reply.
-
-        Raises: OSError if JSON cannot write the question or read the reply, or if the program does not start, ends, or
-        is silent for so long.
-        """
+        """Return the reply. Raises: OSError if either is no JSON, or the program fails or is silent for so long."""
         try:
             text = json.dumps(question, default=str)
         except (ValueError, TypeError, RecursionError) as exc:
@@ -343,10 +336,7 @@ def import_path() -> dict[str, str]:
 
 
 def module_command(module: str) -> list[str]:
-    """Return the command that runs a module.
-
-    With -P: `python -m` would look in the working folder first, where a user may have a `flows.py` or a `random.py`.
-    """
+    """Return the command that runs a module; by -P no `flows.py` or `random.py` of the working folder is taken."""
     return [sys.executable, "-P", "-m", module]
 
 

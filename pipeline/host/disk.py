@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import secrets
@@ -24,10 +25,7 @@ PARTIAL, REPLACED = ".partial-", ".replaced-"
 
 @contextmanager
 def disk_errors(doing: str, partial: Path | None = None) -> Iterator[None]:
-    """Turn what the machine refuses into a RunError that says what to do, and remove the folder `partial` on any error.
-
-    `doing` begins the message: "writing checkpoint 00000012".
-    """
+    """Turn a machine's refusal into a RunError that begins with `doing`; after any error remove `partial`."""
     try:
         yield
     except Exception as exc:
@@ -39,10 +37,7 @@ def disk_errors(doing: str, partial: Path | None = None) -> Iterator[None]:
 
 
 def write_atomic(path: Path, content: bytes) -> Path:
-    """Write `content` to `path` and return `path`: a reader sees the old file or the new one, never a part.
-
-    Raises: RunError if the disk does not take it; the old file stays.
-    """
+    """Write a file whole or not at all, and return `path`. Raises: RunError, after which the old file stays."""
     partial = path.with_name(f".{path.name}-partial")
     with disk_errors(f"writing {path}"):
         try:
@@ -96,10 +91,7 @@ def restore_folders(parent: Path) -> None:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return the value of a JSON text, whose integers may have any number of digits: Python's parser stops at 4,300.
-
-    Raises: ValueError; RecursionError.
-    """
+    """Return the value of JSON whose integers may have any number of digits. Raises: ValueError; RecursionError."""
     try:
         return json.loads(text)
     except json.JSONDecodeError:
@@ -182,6 +174,12 @@ def numbered_jsonl(path: Path, most: int | None = None) -> Iterator[tuple[int, R
             if (begin < first or begin >= last) and (row := _row(line)) is not None:
                 yield number, row
             begin += len(line)
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def require_plain(folder: Path) -> None:

@@ -29,10 +29,7 @@ def address_towards(host: str, port: int = ANY_PORT) -> str:
 
 
 def free_port(host: str = LOOPBACK) -> int:
-    """Return a port that is free at this address; "": at all addresses of this machine.
-
-    Another process may take it before it is used.
-    """
+    """Return a port that is free now at this address; "": at all addresses of this machine."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         port: int = probe.getsockname()[1]

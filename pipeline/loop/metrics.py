@@ -221,7 +221,7 @@ def report_failures(
     }
     stage, step = stage_and_step
     recorder.store.metrics(VerifierAlarm(stage=stage, step=step, **alarm))
-    recorder.event("verizero.verifier.alarm", alarm)
+    recorder.listener("verizero.verifier.alarm", alarm)
     text = (
         f"{recorder.step_label}: graders failed on {tally.failure_rate:.0%} of {tally.total} responses ({consequence})."
     )

@@ -112,7 +112,7 @@ def alarm(session: Session, item: Item, signs: Sequence[Sign], more: dict[str, A
     )
     recorder.store.metrics(row)
     line = {name: value for name, value in to_json(row).items() if name != "time"}
-    recorder.event("verizero.collapse.suspected", {**line, "where": recorder.step_label})
+    recorder.listener("verizero.collapse.suspected", {**line, "where": recorder.step_label})
 
 
 def _listed(signs: Sequence[Sign]) -> str:

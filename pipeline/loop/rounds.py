@@ -171,10 +171,7 @@ def stop_if_grading_fails(state: RunState, recorder: Recorder, num_steps: int) -
 def update_if_enough_groups(
     setup: StageSetup, state: RunState, recorder: Recorder, phases: Phases, groups: list[Group]
 ) -> StepMetrics | None:
-    """Update the policy, and return the metrics; None without an update: there are no groups, or it was refused.
-
-    Raise RunError after too many refused updates in a row.
-    """
+    """Update the policy; return metrics, None if there was no update. Raise RunError if too many were refused."""
     rounds, stage_state = setup.rounds, state.stage
     if not groups:
         recorder.say(
@@ -215,10 +212,7 @@ def begin_round(session: Session, item: Item) -> None:
 
 
 def start_optimizers(backend: Backend, setup: StageSetup, is_new: bool) -> None:
-    """Start fresh optimisers of policy and critic, whose schedules span the updates of all rounds.
-
-    A stage that is not new keeps its optimisers.
-    """
+    """Start fresh optimisers for the updates of all rounds. A stage that is not new keeps its own."""
     if not is_new:
         return
     rounds, parts = setup.rounds, setup.algorithm

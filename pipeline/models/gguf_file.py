@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from verizero.pipeline.errors import ConfigError, boundary
-from verizero.pipeline.host.disk import locked, replace_folder
+from verizero.pipeline.host.disk import locked, replace_folder, sha256_of
 from verizero.pipeline.host.heap import trim_heap
 from verizero.pipeline.models.named import model_named, refuse_pointer
 from verizero.pipeline.near import near_path
@@ -143,8 +142,7 @@ def digest(file: Path) -> str:
 
 @lru_cache(maxsize=16)
 def _digest(file: Path, size: int, changed_ns: int) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
+    return sha256_of(file)
 
 
 def require_packages(what: str) -> None:

@@ -84,10 +84,7 @@ class NoEndToken(ConfigError):
 
 
 def load_tokenizer(path: str, revision: str | None = None) -> Any:
-    """Return the tokenizer at a local folder or hub id, with a padding token (its end token if it has none).
-
-    Raises: ConfigError naming the path and the remedy.
-    """
+    """Return the tokenizer of a folder or hub id, padding by its end token if it has no other. Raises: ConfigError."""
     import transformers
 
     path = model_named(path, revision)
@@ -111,10 +108,7 @@ def save_folder(model: Any, tokenizer: Any, folder: Path) -> None:
 
 
 def frozen_copy(model: Any, shared: dict[int, Any] | None = None) -> Any:
-    """Return a copy of the model in evaluation mode, whose parameters take no gradient.
-
-    `shared`: the memo of a deep copy, with what the copy holds in common with the model.
-    """
+    """Return a copy that takes no gradient. `shared`: the memo of a deep copy, with what both have in common."""
     return copy.deepcopy(model, shared).eval().requires_grad_(False)
 
 
@@ -126,10 +120,7 @@ def blocks_of(model: Any) -> list[Any]:
 
 
 def recompute_activations(model: Any) -> None:
-    """Keep only the input of each block for the backward, which computes the rest again.
-
-    Raises: ConfigError for an architecture without such blocks.
-    """
+    """Keep only each block's input for the backward. Raises: ConfigError for an architecture without such blocks."""
     # transformers does so in training mode only. That has dropout, and a ratio must compare the same function.
     if not (blocks := blocks_of(model)):
         raise ConfigError(

@@ -161,10 +161,7 @@ class Adapted:
         return plain
 
     def plain_blocks(self, model: Any = None, learned: bool = True) -> Iterator[dict[str, Tensor]]:
-        """Yield the weights as a plain model has them, block by block; see `merged`.
-
-        model: the policy, whole in this process, or a snapshot of it; None for the policy.
-        """
+        """Yield the weights of a plain model by blocks, as `merged`. model: the whole policy (None) or a snapshot."""
         own = dict((self.model if model is None else model).named_parameters())
         for names in pieces(own):
             yield self.merged({name: own[name] for name in names}, learned)

@@ -115,10 +115,7 @@ def endpoint() -> str:
 
 
 def is_hub_reached() -> bool:
-    """True if something answers at the hub's address, or at that of the proxy in front of it.
-
-    The libraries of the hub would try for 40 s and more, once for each file.
-    """
+    """True if the hub or its proxy answers: its libraries would try for 40 s and more, once for each file."""
     url = urlsplit(endpoint())
     proxy = None if proxy_bypass(url.hostname or "") else getproxies().get(url.scheme) or getproxies().get("all")
     if proxy is not None:

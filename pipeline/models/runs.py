@@ -55,8 +55,7 @@ class Runs:
     table: Tensor
     """int64 [P, 4]: `pieces` on the device."""
     pieces: tuple[Piece, ...]
-    """Runs of the rows' tree, or padding. Those of similar size are neighbours here, those that see no other piece
-    first."""
+    """Runs of the rows' tree, or padding, sorted by size, those that see no other piece first."""
 
     @cached_property
     def key(self) -> Tensor:
@@ -248,10 +247,7 @@ def moved(tensors: Sequence[Tensor], device: torch.device) -> Iterator[Tensor]:
 
 
 def states(model: Any, ids: Tensor, runs: Runs) -> Tensor:
-    """Return [N, H] after the last block and norm, for the computed tokens; ids int64 [N].
-
-    Raises: ConfigError if the attention adds something that is not computed here.
-    """
+    """Return [N, H] after the last block and norm, of ids int64 [N]. Raises: ConfigError for unknown attention."""
     _enable(model)
     # transformers takes a mask of four dimensions as it is, and makes none of all pairs. `attention` does not read it.
     unread = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device)

@@ -5,7 +5,7 @@ In a deterministic run three kinds of work want three settings:
 - `ordered`: a forward pass uses deterministic kernels where torch has them. An operation without one warns, because
   torch also names some that it only cannot prove deterministic, such as a sum along rows;
 - `strict`: a backward pass allows no other operation. Attention takes its deterministic kernel only there;
-- `unswitched`: decoding is deterministic by itself. With the switch, writing a key becomes a sort.
+- `unswitched`: decoding is deterministic by itself, without the switch. With the switch, writing a key becomes a sort.
 
 An engine may generate in a thread of its own meanwhile, so each kind takes its turn with the switch. Turns are given in
 the order in which threads asked: a lock that its last owner may take again at once would let the others wait for long.
@@ -17,7 +17,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -98,7 +98,8 @@ def is_deterministic() -> bool:
 
 
 @contextmanager
-def _turn(setting: Setting) -> Iterator[None]:
+def turn(setting: Setting) -> Iterator[None]:
+    """Within the block torch's switch has that setting, and no thread changes it."""
     if not _TURNS.is_on:
         yield
         return
@@ -114,21 +115,6 @@ def _turn(setting: Setting) -> Iterator[None]:
             _TURNS.set(before)
             if is_outermost:
                 _TURNS.end()
-
-
-def ordered() -> AbstractContextManager[None]:
-    """Return a context in which kernels are deterministic where torch has such ones, and no thread changes that."""
-    return _turn("ordered")
-
-
-def strict() -> AbstractContextManager[None]:
-    """Return a context in which an operation without a deterministic kernel is an error, and no thread changes that."""
-    return _turn("strict")
-
-
-def unswitched() -> AbstractContextManager[None]:
-    """Return a context in which torch's switch is off, and no thread changes that: for work without need of it."""
-    return _turn("unswitched")
 
 
 def give_way() -> None:

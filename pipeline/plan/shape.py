@@ -244,8 +244,7 @@ class Adapters:
     ranks: float
     """A token's products of the first factors, which the second ones read."""
     read: float
-    """A token's inputs of linear layers, each counted once: without adapters, a backward keeps them for weight
-    gradients."""
+    """A token's inputs of linear layers, once each: without adapters, a backward keeps them for weight gradients."""
     unread: float
     """A token's inputs of linear layers that no adapter reads."""
     summed: float

@@ -150,10 +150,7 @@ def load_preference(name: str, params: Mapping[str, Any] | None = None) -> tuple
 
 
 def explain_preference(name: str, params: Mapping[str, Any] | None = None) -> str:
-    """Return what `verizero check` shows of the loss `name`: its formula and numbers, models in memory, departures.
-
-    Raises: as `load_preference`.
-    """
+    """Return the formula, numbers, models and departures of a loss. Raises: as `load_preference`."""
     checked, function = load_preference(name, params)
     module = registry.find("preferences", name)
     numbers = [f"{key} {value}" for key, value in checked]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+import numpy as np
 
 from verizero.pipeline.host.disk import write_atomic
 from verizero.pipeline.report.curves import Chart, Series
@@ -115,13 +118,8 @@ def chart(axis: str, label: str, runs: Mapping[str, Sequence[RunOutcome]]) -> Ch
 def interpolated(xs: Sequence[float], ys: Sequence[float], at: float) -> float | None:
     """Return the piecewise linear curve through the points at `at`; None outside. Of equal xs the last counts."""
     points = dict(zip(xs, ys, strict=True))
-    if at in points:
-        return points[at]
-    left, right = (max((p for p in points if p < at), default=None), min((p for p in points if p > at), default=None))
-    if left is None or right is None:
-        return None
-    share = (at - left) / (right - left)
-    return points[left] + share * (points[right] - points[left])
+    value = float(np.interp(at, list(points), list(points.values()), math.nan, math.nan))
+    return None if math.isnan(value) else value
 
 
 def text_table(rows: Mapping[str, Mapping[str, Any]]) -> str:

@@ -146,10 +146,7 @@ def paired_over_seeds(pairs: Sequence[tuple[Mapping[str, float], Mapping[str, fl
 
 @lru_cache(maxsize=1024)
 def t_quantile(df: int) -> float:
-    """The 97.5th percentile of Student's t, for whole degrees of freedom.
-
-    Source: Abramowitz and Stegun (1964), 26.7.3, 26.7.4 and 26.7.5.
-    """
+    """Student's t at 97.5%, for whole degrees of freedom. Source: Abramowitz and Stegun (1964), 26.7.3 to 26.7.5."""
     if df < 1:
         raise DataError(f"degrees of freedom must be >= 1, got {df}")
     if df > EXACT_UNTIL:

@@ -116,10 +116,7 @@ def data_uri(chart: Chart) -> str:
 
 
 def round_markdown(folder: Path, causes: Sequence[str] = ()) -> str:
-    """The curves of the run in `folder` so far, a table of its rounds, and where its report will be.
-
-    `causes`: those that a diagnosis has found, a line each.
-    """
+    """The curves of a run so far, a table of its rounds, and its report's place. `causes`: of a diagnosis, as lines."""
     run = read_run(folder)
     charts = {c.name: c for c in build_charts(run)}
     pictures = [f"**{c.title}**\n\n![{c.title}]({data_uri(c)})" for n in CURVES if (c := charts.get(n)) is not None]

@@ -56,10 +56,7 @@ class RunFiles:
 
 
 def read_run(folder: Path) -> RunFiles:
-    """Return the files of the run in `folder`.
-
-    Raises: RunError if it holds no metrics.jsonl, or a run.json that is not JSON.
-    """
+    """Return the files of the run in `folder`. Raises: RunError without metrics.jsonl, or if run.json is not JSON."""
     steps: list[tuple[int, StepRow]] = []
     evaluations: list[tuple[int, EvaluationRow]] = []
     alarms: list[Alarm] = []
@@ -108,19 +105,13 @@ def require_run(folder: Path) -> Path:
 
 
 def read_metrics(folder: Path) -> list[MetricsRow]:
-    """Return all rows of metrics.jsonl of the run in `folder`, in order.
-
-    Raises: RunError if there is no such file; DataError for a line that is no row, with its number and key.
-    """
+    """Return the rows of a run's metrics.jsonl. Raises: RunError without it; DataError for a line that is no row."""
     path = require_run(folder) / "metrics.jsonl"
     return [metrics_row(line, f"row {number} of {path}") for number, line in enumerate(read_jsonl(path), 1)]
 
 
 def read_rollouts(folder: Path) -> Iterator[RolloutRow]:
-    """Yield the rows of rollouts.jsonl of the run in `folder` one at a time; torn lines are left out.
-
-    Raises: DataError for a JSON object that is no row, with its number and key.
-    """
+    """Yield the rows of a run's rollouts.jsonl without torn lines. Raises: DataError for an object that is no row."""
     path = folder / "rollouts.jsonl"
     return (rollout_row(line, f"row {number} of {path}") for number, line in numbered_jsonl(path))
 

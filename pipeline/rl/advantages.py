@@ -133,10 +133,7 @@ def max_rl(x: Rewarded) -> Tensor:
 
 
 def greedy_baseline(x: Rewarded, *, kl_credit: str) -> Tensor:
-    """Return R_i - R of the greedy response to the same prompt, with `kl_credit` as in `none`.
-
-    Source: arXiv:2310.10505 algorithm 1.
-    """
+    """Return R_i - R of the greedy response, with `kl_credit` as in `none`. Source: arXiv:2310.10505 algorithm 1."""
     if x.greedy_rewards is None:
         raise DataError(
             "advantage 'greedy_baseline' needs greedy_rewards, got None; sample one greedy response a prompt"
@@ -169,10 +166,7 @@ def best_of_k(x: Rewarded, *, k: int | None) -> Tensor:
 
 
 def reward_to_go_norm(x: Rewarded, *, gamma: float, ddof: int, eps: float) -> Tensor:
-    """Return sum_(s >= t) gamma^(s - t) r_s, whitened over all tokens of the batch, [B, T].
-
-    Source: arXiv:2501.03262.
-    """
+    """Return sum_(s >= t) gamma^(s - t) r_s, whitened over the batch's tokens, [B, T]. Source: arXiv:2501.03262."""
     return whitened(reward_to_go(x.token_rewards, x.mask, gamma), x.mask, ddof, eps)
 
 

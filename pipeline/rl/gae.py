@@ -31,10 +31,7 @@ def lambda_return(token_rewards: Tensor, values: Tensor, mask: Tensor, *, gamma:
 
 
 def length_adaptive_lambda(lengths: Tensor, alpha: float) -> Tensor:
-    """Return 1 - 1 / (alpha length), not below 0, [B]: the horizon of credit grows with the response.
-
-    Source: arXiv:2504.05118.
-    """
+    """Return 1 - 1 / (alpha length), at least 0, [B]: longer responses look further. Source: arXiv:2504.05118."""
     return (1 - 1 / (alpha * lengths.clamp(min=1))).clamp(min=0.0)  # a row of no tokens has no lambda
 
 

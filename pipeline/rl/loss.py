@@ -45,8 +45,7 @@ class LossInputs:
     advantages: Tensor
     response_mask: Tensor
     old_logprobs: Tensor | None = None
-    """The trainer's, from before the batch's first update. None only if there is one update: then they are `logprobs`,
-    detached."""
+    """The trainer's, from before the batch's first update. None for one update: they are `logprobs`, detached."""
     ref_logprobs: Tensor | None = None
     rollout_logprobs: Tensor | None = None
     entropy: Tensor | None = None

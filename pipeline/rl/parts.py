@@ -48,10 +48,7 @@ StaleObjective = Literal["bypass", "decoupled"]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part and its numbers.
-
-    Example: Part("clip", {"clip_low": 0.2, "clip_high": 0.28})
-    """
+    """A part and its numbers. Example: Part("clip", {"clip_low": 0.2, "clip_high": 0.28})"""
 
     name: str | Callable[..., Any]
     options: Mapping[str, OptionValue] = field(default_factory=dict)
@@ -397,10 +394,7 @@ class Parts:
         return dataclasses.replace(self, params=self.params.model_copy(update=changes))
 
     def resolve(self, max_response_tokens: int) -> Parts:
-        """Return these parts with the numbers that depend on the longest response.
-
-        Raises: ConfigError if `max_response_tokens` is not positive.
-        """
+        """Return these parts with the numbers of the longest response. Raises: ConfigError if it is not positive."""
         if max_response_tokens < 1:
             raise ConfigError(f"max_response_tokens must be >= 1, got {max_response_tokens}")
         if self.aggregate != "sequence_mean_token_sum_norm" or self.norm_length is not None:

@@ -27,10 +27,7 @@ def sequence(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
 
 
 def sequence_token(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
-    """Return [B, T] with the value of `sequence` and the gradient of each token's own log-prob.
-
-    Source: arXiv:2507.18071 eq. 14.
-    """
+    """Return [B, T] with the value of `sequence` and the gradient of each token. Source: arXiv:2507.18071 eq. 14."""
     # The last two terms cancel in value and leave each token its own gradient.
     return sequence_mean(logprobs - old_logprobs, mask).detach() + logprobs - logprobs.detach()
 

@@ -32,10 +32,7 @@ def select_tokens(
     old_entropy: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> Selection:
-    """Return the tokens that the parts' masks and surrogate select over the whole batch.
-
-    Raises: DataError if the entropy mask is asked for without `old_entropy`.
-    """
+    """Return the tokens that masks and surrogate select in the batch. Raises: DataError without `old_entropy`."""
     mask = response_mask > 0
     high_entropy = selected = None
     if parts.params.high_entropy_share is not None:
@@ -101,10 +98,7 @@ def random_share(eligible: Tensor, mask: Tensor, share: float, generator: torch.
 
 
 def covariance(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-    """Return (log pi - mean)(A - mean) per token, [B, T] in float64; 0 outside the mask.
-
-    Source: arXiv:2505.22617.
-    """
+    """Return (log pi - mean)(A - mean) per token, [B, T] in float64; 0 outside the mask. Source: arXiv:2505.22617."""
     logprobs, advantages = masked(logprobs, mask).double(), masked(advantages, mask).double()
     _, mean_logprob, _ = moments(logprobs, mask, 0)
     _, mean_advantage, _ = moments(advantages, mask, 0)

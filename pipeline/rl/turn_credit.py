@@ -94,10 +94,7 @@ def turn_gae(x: Rewarded, *, coef: float, whiten: bool, ddof: int, eps: float, *
 
 
 def turns_of(x: Rewarded) -> Tensor:
-    """Return [B, K] bool: the turns that each episode has; every turn has a token that trains.
-
-    Raises: DataError without the number of each token's turn.
-    """
+    """Return [B, K] bool: the turns of each episode. Raises: DataError without the number of each token's turn."""
     if x.turns is None:
         raise DataError("credit by turn needs turn_ids [B, T], got None; pass the batch's")
     num = int(masked(x.turns, x.mask).max()) + 1 if x.mask.any() else 1

@@ -53,10 +53,7 @@ def ask_endpoint(
     seed: int,
     *names: str | int,
 ) -> Answers:
-    """Return `samples` answers to each prompt's question. Each has its own seed, which endpoints may ignore.
-
-    Raises: EngineError if the endpoint does not answer.
-    """
+    """Return answers to each question, with a seed each, which endpoints may ignore. Raises: EngineError."""
 
     def ask(prompt: Prompt, number: int) -> tuple[str, bool]:
         return answer_of(config, prompt, sampling, derive(seed, "rollout", *names, prompt.id, number))

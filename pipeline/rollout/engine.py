@@ -101,10 +101,7 @@ class Engine(Protocol):
         ...
 
     def publish(self, version: int) -> None:
-        """Take the present weights of the module that the engine was made with, and call them `version`.
-
-        Raises: EngineError if the engine cannot confirm them.
-        """
+        """Take the module's present weights, and call them `version`. Raises: EngineError if it cannot confirm them."""
         ...
 
     def generate(

@@ -36,10 +36,7 @@ class Renderer(Protocol):
 
 
 class ResponseKind(NamedTuple):
-    """One kind of response to each prompt of a batch.
-
-    Example: ResponseKind("rl greedy", 1, Sampling(512, temperature=0))
-    """
+    """A kind of response to each prompt of a batch. Example: ResponseKind("rl greedy", 1, Sampling(512, 0))"""
 
     stream: str
     """The name of its random stream."""

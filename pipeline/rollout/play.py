@@ -185,10 +185,7 @@ class AsyncPlayer:
         """Work that has begun: the index of its episode, and the function that receives the result."""
 
     def step(self, episodes: Sequence[SeededEpisode]) -> None:
-        """Give every open episode something to do, then take the results that are ready; wait if there are none yet.
-
-        Raises: EngineError.
-        """
+        """Give open episodes work, then take results that are ready; wait if there are none. Raises: EngineError."""
         busy = {index for index, _ in self._pending.values()}
         ready = []
         for seeded in episodes:

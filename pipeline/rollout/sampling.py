@@ -12,8 +12,7 @@ from torch import Tensor
 from verizero.pipeline.rollout.engine import Sampling
 
 BLOCK = 512
-"""Tokens in a block, whose probabilities are summed first. On the CPU 128, 512 and 2,048 took 21, 19 and 27 ms for 32
-rows of 151,936 tokens."""
+"""Tokens in a block that is summed first. 128, 512 and 2,048 took 21, 19 and 27 ms for 32 rows of 151,936 tokens."""
 BLOCKS_FROM = 8192
 """The smallest vocabulary that is drawn from by blocks. By blocks and whole, on one thread of a CPU: 64 rows of 2,000
 tokens 0.64 and 0.53 ms, 64 rows of 49,152 8.1 and 14.3 ms, 32 rows of 151,936 19 and 37 ms. 256 rows of 50 tokens take

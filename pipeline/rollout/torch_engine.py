@@ -21,7 +21,7 @@ from verizero.pipeline.host.heap import trim_heap
 from verizero.pipeline.models.adapted_layers import frozen_base
 from verizero.pipeline.models.decoder import Decoder, check_parity, unsupported
 from verizero.pipeline.models.quantized import is_quantized
-from verizero.pipeline.models.strictness import ordered, unswitched
+from verizero.pipeline.models.strictness import turn
 from verizero.pipeline.rollout.engine import Completion, Ended, EndedReader, Request, Sampling, check_requests
 from verizero.pipeline.rollout.hf_decoder import HfDecoder
 from verizero.pipeline.rollout.sampling import Kept, pick, pick_kept, uniforms
@@ -234,7 +234,7 @@ class _Decode:
 
     def _advance(self) -> bool:
         """Draw tokens; False if nothing is left to draw."""
-        with ordered() if self.decoder.needs_switch else unswitched():
+        with turn("ordered") if self.decoder.needs_switch else turn("unswitched"):
             return self._refill() or self._step()
 
     def _refill(self) -> bool:

@@ -200,10 +200,7 @@ def check_spans(spans: Sequence[tuple[str, int, int]], version: str) -> None:
 
 
 def adapter_arguments(config: Any) -> dict[str, Any]:
-    """Return the arguments of vLLM's engine for adapters; `config`: peft's.
-
-    Raises: ConfigError for a rank that vLLM does not compute.
-    """
+    """Return vLLM's arguments for adapters; `config`: peft's. Raises: ConfigError for a rank that it lacks."""
     if config.r > RANKS[-1]:
         raise ConfigError(
             f"train.lora.rank={config.r}, and vLLM computes adapters of at most {RANKS[-1]}; lower it, or set "

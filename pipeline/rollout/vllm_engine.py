@@ -18,7 +18,7 @@ import torch
 
 from verizero.pipeline.config.rollout import VllmConfig
 from verizero.pipeline.errors import ConfigError, EngineError, boundary
-from verizero.pipeline.models.strictness import unswitched
+from verizero.pipeline.models.strictness import turn
 from verizero.pipeline.rollout.engine import Completion, Ended, EndedReader, Request, Sampling, check_requests
 from verizero.pipeline.rollout.engine_model import EngineModel
 from verizero.pipeline.rollout.vllm_arguments import (
@@ -75,7 +75,7 @@ class VllmEngine:
         # vLLM needs the shape of the model only, as the weights come with the first publish.
         with boundary(EngineError, "starting vLLM in this process"):
             policy.model.config.save_pretrained(self._folder.name)
-            with local_rank_of(policy.model.device, self._vllm.on_cpu()), unswitched():
+            with local_rank_of(policy.model.device, self._vllm.on_cpu()), turn("unswitched"):
                 self._llm: Any = self._vllm.make_llm({**arguments, "model": self._folder.name})
         VllmEngine._live += 1
         self._engine_ranks = self._vllm.ranks_of_engine() if config.tensor_parallel > 1 else None
@@ -83,10 +83,7 @@ class VllmEngine:
         self.rest()  # its weights are random, and the trainer's first computations may need the room
 
     def publish(self, version: int) -> None:
-        """Copy the trainer's present weights into vLLM.
-
-        Raises: EngineError if vLLM did not take all of them or keeps anything of the old ones.
-        """
+        """Copy the present weights into vLLM. Raises: EngineError if it did not take all or keeps old ones."""
         adapters = self.policy.adapters
         weights = CountedWeights(self.policy.published(with_base=self.version < 0))
         with boundary(EngineError, f"publishing weights of version {version} to vLLM"):
@@ -107,10 +104,7 @@ class VllmEngine:
     def generate(
         self, requests: Sequence[Request], sampling: Sampling, reader: EndedReader | None = None
     ) -> list[list[Completion]]:
-        """Return, per request, one completion per seed; `reader` receives each after the step in which it ended.
-
-        Raises: EngineError for a prompt that leaves no room.
-        """
+        """Return a completion per request and seed, also to `reader` as it ends. Raises: EngineError without room."""
         check_requests(requests, sampling.max_tokens, self._limit, LONGEST_FIELD)
         self._wake_to_generate()
         engine = self._llm.llm_engine
@@ -128,7 +122,7 @@ class VllmEngine:
                     if i is not None:
                         indices[str(self._num_requests)] = (i, j)
             while engine.has_unfinished_requests():
-                with unswitched():
+                with turn("unswitched"):
                     outs = [out for out in engine.step() if out.finished and out.request_id in indices]
                 done = {indices[out.request_id]: self._completion(out, sampling) for out in outs}
                 completions.update(done)

@@ -74,10 +74,7 @@ def rendezvous(host: str, port: int, world_size: int, timeout_s: float, is_host:
 
 
 def join_group(store: Any, rank: int, world_size: int, timeout_s: float) -> Any:
-    """Return the group of `world_size` processes that meet at `store`, once all of them are there.
-
-    Each of them listens at its address on the route to the store.
-    """
+    """Return the group of processes at `store` when all are there, each at its address on the route to it."""
     options = dist.ProcessGroupGloo._Options()
     options._timeout = datetime.timedelta(seconds=timeout_s)
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=address_towards(store.host))]

@@ -106,10 +106,7 @@ def response_kinds(setup: StageSetup) -> list[ResponseKind]:
 
 
 def seconds_per_token(generation: Generation, prompts: Sequence[Prompt], samples: int, longest: int) -> float:
-    """Measure the seconds that one more token of all responses takes, by a short generation.
-
-    `longest`: the most tokens that a response has.
-    """
+    """Measure the seconds of one more token of all responses. `longest`: the most tokens of a response."""
     begun = time.monotonic()
     generate_rollouts(generation, prompts, samples, Sampling(min(PROBE_TOKENS, longest)), "probe")
     return (time.monotonic() - begun) / PROBE_TOKENS

@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
@@ -22,9 +22,8 @@ from typing import Any, Literal
 from verizero.pipeline.config.choices import REWARDS, VerifierChoice
 from verizero.pipeline.config.recipes import Resume
 from verizero.pipeline.config.run import RunConfig, section_class_of
-from verizero.pipeline.config.servers import ServerParams
 from verizero.pipeline.errors import CheckpointError, ResumeRefused, RunError
-from verizero.pipeline.host.disk import disk_errors, json_text, restore_folders, write_atomic
+from verizero.pipeline.host.disk import disk_errors, json_text, restore_folders, sha256_of, write_atomic
 from verizero.pipeline.models.gguf_file import digest, is_gguf, located
 from verizero.pipeline.registry import PICKLED
 from verizero.pipeline.report.card import CARD
@@ -351,41 +350,37 @@ def recipe_fields(view: RunConfig) -> dict[str, Any]:
     section = getattr(view, stage.kind)
     recipe = view.model_dump(mode="json")
     tree: dict[str, Any] = {name: recipe[name] for name in ("seed", "model", "train")}
-    tree["train"] = {k: v for k, v in tree["train"].items() if k not in TRAIN_MAY_CHANGE}
+    tree["train"] = _without(tree["train"], TRAIN_MAY_CHANGE)
     tree["data"] = {"template": recipe["data"]["template"]}
     # Each section names what it reads, so a change elsewhere leaves the stage valid.
     tree |= {name: recipe[name] for name in sorted(section.reads & recipe.keys())}
     if stage.start is not None:
         tree["from"] = stage.start
-    tree[stage.kind] = {k: v for k, v in recipe[stage.kind].items() if k not in STAGES_MAY_CHANGE}
+    tree[stage.kind] = _without(recipe[stage.kind], STAGES_MAY_CHANGE)
     if isinstance(algorithm := tree[stage.kind].get("algorithm"), dict) and "path" in algorithm:
         # By its code, not by where it lies.
         tree[stage.kind]["algorithm"] = algorithm | {"path": _hash(Path(algorithm["path"]).read_bytes())}
     for own in (tree[stage.kind], tree[stage.kind].get("distill") or {}):
         for name in ("endpoint", "teacher"):
             if isinstance(server := own.get(name), dict):
-                own[name] = _without_address(server)
+                own[name] = _without(server, ENDPOINTS_MAY_CHANGE)
         if teachers := own.get("teachers"):
-            own["teachers"] = {domain: _without_address(t) for domain, t in teachers.items()}
+            own["teachers"] = {domain: _without(t, ENDPOINTS_MAY_CHANGE) for domain, t in teachers.items()}
     if "sandbox" in tree:
-        tree["sandbox"] = {k: v for k, v in tree["sandbox"].items() if k not in SANDBOX_MAY_CHANGE}
+        tree["sandbox"] = _without(tree["sandbox"], SANDBOX_MAY_CHANGE)
     if "rollout" in tree:
-        how, tree["rollout"] = view.rollout, {k: v for k, v in tree["rollout"].items() if k != "server"}
-        tree["rollout"]["vllm"] = _changing(how.vllm)
+        how, tree["rollout"] = view.rollout, _without(tree["rollout"], {"server"})
+        tree["rollout"]["vllm"] = _without(how.vllm.model_dump(mode="json"), how.vllm.may_change)
         if (servers := how.servers) is not None and servers is not how.vllm:  # an installed package's
-            tree["rollout"]["server"] = _changing(servers)
+            tree["rollout"]["server"] = _without(servers.model_dump(mode="json"), servers.may_change)
     if "prompts" in section.reads:
         tree["data"]["sampling"] = recipe["data"]["sampling"]
         tree["data"]["verifiers"] = {c.key: c.model_dump(mode="json") for c in _choices_of_rows(view)}
     return dict(_leaves(tree))
 
 
-def _changing(servers: ServerParams) -> dict[str, Any]:
-    return {k: v for k, v in servers.model_dump(mode="json").items() if k not in servers.may_change}
-
-
-def _without_address(server: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in server.items() if k not in ENDPOINTS_MAY_CHANGE}
+def _without(fields: dict[str, Any], names: Set[str]) -> dict[str, Any]:
+    return {k: v for k, v in fields.items() if k not in names}
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
@@ -481,9 +476,7 @@ def _hash_files(folder: Path) -> str:
     whole = hashlib.sha256()
     # The card may be written later, and says nothing to the model.
     for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.name != CARD):
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        whole.update(f"{path.relative_to(folder)} {digest}\n".encode())
+        whole.update(f"{path.relative_to(folder)} {sha256_of(path)}\n".encode())
     return f"sha256:{whole.hexdigest()}"
 
 

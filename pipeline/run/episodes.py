@@ -97,10 +97,7 @@ def tools_of(config: RunConfig, base_dir: Path) -> Callable[[Prompt], Sequence[T
 
 
 def check_template(config: RunConfig, data: RunData, base_dir: Path) -> str:
-    """Return in words where the chat template rewrites the history of episodes; "" if nowhere.
-
-    Raises: ConfigError for a template that cannot show tools.
-    """
+    """Return where the chat template rewrites episodes, in words or "". Raises: ConfigError if it shows no tools."""
     played = [p for p in (*data.train, *data.evaluation) if p.environment is not None]
     if not played or data.renderer.template.name != "chat":
         return ""

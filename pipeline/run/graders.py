@@ -68,10 +68,7 @@ def build_graders(
 
 
 def bind_grader(shared: Path, base_dir: Path, choice: VerifierChoice) -> Grader:
-    """Return a verifier that a stage names; `stage:NAME` is the model that the earlier stage NAME left in `shared`.
-
-    Raises: ConfigError.
-    """
+    """Return a verifier that a stage names; `stage:NAME` is a model of that stage in `shared`. Raises: ConfigError."""
     params = dict(choice.params)
     if choice.stage is not None:
         params["model"] = str((shared / "stages" / choice.stage / MODEL).resolve())

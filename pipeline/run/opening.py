@@ -319,22 +319,14 @@ def enter_stage(run: Run, workers: Workers, state: RunState, recorder: Recorder,
 
 
 def take_policy_of(run: Run, backend: Backend, state: RunState, start: str) -> None:
-    """Give the policy the weights at the end of the stage `start`, or those of the base.
-
-    Raise CheckpointError if the checkpoint at that stage's end is damaged.
-    """
+    """Give the policy the weights at the end of stage `start`, or the base's. Raise CheckpointError if damaged."""
     end = None if start == BASE else run.folder / "checkpoints" / f"{state.stage_ends[start]:08d}"
     if end is not None:
         # Checked here, as it may be much older than the one that the run resumed from.
         checkpoint.require(end, run.ranks)
-    load_weights(run, backend, end)
+    backend.replace_weights(load_policy(run.recipe, run.tokenizer, end))
     # Other weights need another version, or the engine would be trusted to have them already.
     state.policy_version += 1
-
-
-def load_weights(run: Run, backend: Backend, start: Path | None) -> None:
-    """Give the policy the weights of checkpoint `start`; None: of the model that the recipe starts from."""
-    backend.replace_weights(load_policy(run.recipe, run.tokenizer, start))
 
 
 def set_up_stage(run: Run, workers: Workers, state: RunState) -> StageSetup:
@@ -375,7 +367,7 @@ def restore_checkpoint(run: Run, workers: Workers, state: RunState, start: Path)
     workers.rollouts.drop()
     vars(state).update(vars(read_state(start)))
     if run.recipe.train.lora is None:  # with LoRA the base never changed, and the backend restores the adapters
-        load_weights(run, workers.backend, start)
+        workers.backend.replace_weights(load_policy(run.recipe, run.tokenizer, start))
     workers.backend.load(start)
     workers.sampler, workers.ledger = restored_sampler(run, state)
     workers.rollouts.publish(workers.backend, state.policy_version)

@@ -49,10 +49,6 @@ class Recorder:
         """Show one line that stays."""
         self.progress.say(text)
 
-    def event(self, name: str, fields: dict[str, Any]) -> None:
-        """Tell the listener of an event."""
-        self.listener(name, fields)
-
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
         """Count the block's seconds to `phase`, and the GPU's peak in it, and start the deadline of that phase."""

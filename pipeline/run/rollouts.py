@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import torch
 
 from verizero.pipeline.errors import EngineError
-from verizero.pipeline.models.strictness import unswitched
+from verizero.pipeline.models.strictness import turn
 from verizero.pipeline.rollout.engine import Engine
 from verizero.pipeline.rollout.generate import Count, Generation, ResponseKind, generate_rollouts
 from verizero.pipeline.run.state import InFlightBatch
@@ -276,7 +276,7 @@ class AheadSource(RolloutSource):
 
         def take_weights() -> None:
             # Runs in the generating thread, hence between two batches and never inside one.
-            with unswitched():
+            with turn("unswitched"):
                 self._engine_copy.load_state_dict(weights)
                 confirm_published(self.engine, version)
 

@@ -94,10 +94,7 @@ def save(session: Session) -> None:
 
 
 def finish_checkpoint(run: Run, workers: Workers) -> None:
-    """Return once the last checkpoint has its name, if it is still being written. Every rank must call it.
-
-    Raises: RunError if the disk does not take what was still to be written.
-    """
+    """Return once the last checkpoint has its name. Every rank must call it. Raises: RunError if the disk refuses."""
     unfinished, workers.unfinished = workers.unfinished, None
     if unfinished is not None:
         unfinished.result()
@@ -149,10 +146,7 @@ def template_of(model: str | None) -> dict[str, Any] | None:
 
 
 def write_run_info(run: Run, workers: Workers, setup: StageSetup) -> None:
-    """Write `recipe.yaml`, the resolved recipe, and `run.json`: versions, device and sizes, for the report.
-
-    `origin.json` has the folder of the recipe's own files.
-    """
+    """Write `recipe.yaml`, the resolved recipe, `origin.json`, its own folder, and `run.json`: versions and sizes."""
     versions = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -212,10 +206,7 @@ def write_origin(folder: Path, base_dir: Path) -> None:
 
 
 def recipe_of_run(folder: Path, overrides: Sequence[str] = ()) -> tuple[RunConfig, Path]:
-    """Return the recipe of the run in `folder`, with `a.b=c` overrides, and the folder that has the recipe's own files.
-
-    Raises: ConfigError, RunError as `recipe_folder`.
-    """
+    """Return a run's recipe with `a.b=c` overrides, and its own folder. Raises: ConfigError, RunError."""
     base, path = recipe_folder(folder) or folder, folder / "recipe.yaml"
     return parse(read_tree(path), overrides, source=str(path), base=base), base
 

@@ -80,10 +80,7 @@ class Workers:
     sampler: PromptSampler
     ledger: PromptLedger
     extra_models: dict[str, Callable[[Path], None]] = field(default_factory=dict)
-    """Subfolder of a checkpoint -> function that writes a model there which the stage trains next to the policy.
-
-    Every rank calls it.
-    """
+    """Subfolder of a checkpoint -> what writes a model there, next to the policy. Every rank calls it."""
     writer: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "checkpoint"))
     """The thread that ends checkpoints in the background."""
     unfinished: Future[Any] | None = None

@@ -137,10 +137,7 @@ class RunState:
             self.stage = StageState(stage, self.rl_step)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, in which floats survive exactly.
-
-        The seconds that graders took are left out, so that equal runs have equal states.
-        """
+        """Return plain values, floats exactly; without graders' seconds, so that equal runs have equal states."""
         tree = asdict(self)
         for group in tree["stage"]["carried"]:
             for member in group["members"]:

@@ -18,10 +18,7 @@ SAME = 1e-9
 
 
 def form_groups(prompts: Sequence[Prompt], scored: Sequence[ScoredRollout], size: int) -> list[Group]:
-    """Return groups of `size` consecutive responses, one per prompt, in order.
-
-    Raises: ValueError if a group is incomplete or answers another prompt.
-    """
+    """Return groups of `size` responses, one a prompt, in order. Raises: ValueError if they do not fit."""
     if len(scored) != len(prompts) * size:
         raise ValueError(f"{len(scored)} responses do not make {len(prompts)} groups of {size}")
     groups = [Group(p, tuple(scored[i * size : (i + 1) * size])) for i, p in enumerate(prompts)]

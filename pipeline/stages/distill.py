@@ -47,10 +47,7 @@ def distill_phases(session: Session) -> Phases:
 def train_on_teachers(
     run: Run, workers: Workers, setup: StageSetup, state: RunState, groups: Sequence[Group]
 ) -> StepMetrics:
-    """Do one optimiser step on all responses of the groups; none if no teacher can read any. Return the metrics.
-
-    Raise NonFiniteError if the update was refused.
-    """
+    """Do one step on all responses that a teacher reads; return the metrics. Raise NonFiniteError if refused."""
     section = setup.section_as(DistillConfig)
     teachers = stage_teachers(run, workers, setup, state)
     row_of_members, counts = distill_rows(run, section, groups, workers.context, state.policy_version)

@@ -53,10 +53,7 @@ def train_on_pairs(
     section: OnlinePreferenceConfig,
     groups: Sequence[Group],
 ) -> StepMetrics:
-    """Do one optimiser step on the best against the worst response of each group; none if no group has such a pair.
-
-    Raise NonFiniteError if the update was refused.
-    """
+    """Do one step on each group's best against its worst response. Raise NonFiniteError if refused."""
     (params, loss), settings, backend = loss_of(setup), update_settings(run, setup), workers.backend
     pairs = [
         pair

@@ -60,10 +60,7 @@ def run(session: Session, item: Item, wrap: PhaseWrapper) -> None:
 
 
 def open_model(session: Session, section: RewardModelConfig, total: int) -> RewardModel:
-    """Return a new model on the policy's blocks, that of an earlier stage, or the one of the checkpoint resumed from.
-
-    Raise RunError if that checkpoint has none.
-    """
+    """Return a new model, an earlier stage's, or the checkpoint's. Raise RunError if that has none."""
     backend, start = session.workers.backend, session.run.resumed_from
     if session.state.step == 0:
         before = None if section.continues is None else session.run.stage_folder(section.continues) / MODEL
@@ -86,10 +83,7 @@ def replayed_lines(session: Session, item: Item, section: RewardModelConfig, num
 
 
 def divide(session: Session, item: Item, section: RewardModelConfig, lines: Sequence[dict[str, Any]]) -> Divided:
-    """Return pairs to train on and pairs of other prompts to measure with. Pairs that cannot be shown are counted.
-
-    Raise DataError if one of the two has no pair.
-    """
+    """Return pairs to train on and pairs of other prompts to measure with. Raise DataError if one has none."""
     context = session.workers.context
     prompts = sorted({str(line["prompt"]) for line in lines})
     number = min(max(1, round(section.held_out * len(prompts))), len(prompts) - 1)

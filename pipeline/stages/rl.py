@@ -13,7 +13,7 @@ from verizero.pipeline.config.episodes import longest_response
 from verizero.pipeline.config.rl import RlConfig
 from verizero.pipeline.loop.phases import Generated, Phases, PhaseWrapper
 from verizero.pipeline.loop.rounds import run_round
-from verizero.pipeline.models.strictness import ordered
+from verizero.pipeline.models.strictness import turn
 from verizero.pipeline.rl.parts import PolicyParams
 from verizero.pipeline.run.algorithm import reference_config, response_kinds
 from verizero.pipeline.run.demonstrations import demonstration_rows
@@ -150,7 +150,7 @@ def update_policy(
     """Train the policy on the groups and return the metrics. Raise NonFiniteError if the update was refused."""
     workers.rollouts.free_memory()  # before the phase, whose peak of memory is to be the trainer's alone
     # A thread that decodes needs torch's deterministic switch in another position: `ordered` makes it wait.
-    with recorder.timed("update"), ordered():
+    with recorder.timed("update"), turn("ordered"):
         metrics = train_on_groups(groups)
     state.policy_version += 1
     return metrics

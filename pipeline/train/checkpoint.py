@@ -7,7 +7,6 @@ version, the run stops, and does not use an older one.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from verizero.pipeline.errors import CheckpointError
-from verizero.pipeline.host.disk import disk_errors, replace_folder
+from verizero.pipeline.host.disk import disk_errors, replace_folder, sha256_of
 
 if TYPE_CHECKING:
     from verizero.pipeline.train.ranks import Ranks
@@ -109,7 +108,7 @@ def shared_digests(checkpoint: Path | None, ranks: Ranks) -> Digests:
 
     def digest(path: Path) -> str | None:
         try:
-            return _digest(path)
+            return sha256_of(path)
         except OSError:
             return None
 
@@ -154,7 +153,7 @@ def _damage_of_readable(path: Path, digests: Digests) -> Unusable | None:
     for name, (size, _) in files.items():
         if (size_now := (path / name).stat().st_size) != size:
             return Unusable(path, f"{name} has {size_now} bytes, its manifest says {size}")
-    digested = {**digests, **_at_once(_digest, {path / name for name in files} - digests.keys())}
+    digested = {**digests, **_at_once(sha256_of, {path / name for name in files} - digests.keys())}
     for name, (_, digest) in files.items():
         if digested[path / name] != digest:
             return Unusable(path, f"{name} was changed after it was written (SHA-256 differs)")
@@ -225,12 +224,7 @@ def _seal_folder(folder: Path, serial: int, known: Mapping[str, Seal]) -> None:
 
 def _seal(path: Path) -> Seal:
     _sync(path)
-    return {"bytes": path.stat().st_size, "sha256": _digest(path)}
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
 
 
 def _sync(path: Path) -> None:

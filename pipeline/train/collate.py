@@ -135,10 +135,7 @@ def _of_steps(
 
 
 def _tokens(rows: Sequence[TrainedRow], lengths: Sequence[int], width: int, pad_id: int) -> tuple[Tensor, Tensor]:
-    """Return ids and the engine's log-probs of trained tokens (0 elsewhere), [B, T] on the CPU.
-
-    Column t has the log-prob of token t itself.
-    """
+    """Return ids and the engine's log-probs of trained tokens (0 elsewhere), [B, T] on the CPU, each in its column."""
     not_padding, trains = _masks(rows, lengths, width, "cpu")
     pieces = [piece for row in rows for piece in row.pieces]
     logprobs = _flat_tensor("f", [span.turn.logprobs for _, span in pieces if span is not None])

@@ -10,7 +10,7 @@ import torch
 
 from verizero.pipeline.config.sections import TrainConfig
 from verizero.pipeline.errors import ConfigError, RunError
-from verizero.pipeline.models.strictness import deterministic, is_deterministic, strict
+from verizero.pipeline.models.strictness import deterministic, is_deterministic, turn
 
 CUDNN_LAST = "TORCH_CUDNN_SDPA_DEPRIORITIZED"
 """torch reads it once, at the first attention on a GPU: cuDNN is then tried after the other kernels, not before."""
@@ -94,7 +94,7 @@ def fixed_order() -> Iterator[None]:
         yield
         return
     try:
-        with strict():
+        with turn("strict"):
             yield
     except RuntimeError as exc:
         if "deterministic implementation" not in str(exc):

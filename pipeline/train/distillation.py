@@ -77,10 +77,7 @@ class Distillation:
     """Numbers of responses without a term, and of those whose teacher read what, in the whole batch."""
 
     def gradient(self, backend: Backend, rows: Sequence[int]) -> StepMetrics:
-        """Accumulate the gradient of the term of some responses, and return its metrics.
-
-        Raises: NonFiniteError if the term is not finite.
-        """
+        """Accumulate the term's gradient of some responses; return its metrics. Raises: NonFiniteError."""
         chosen = [row for i in rows if (row := self.rows[i]) is not None]
         counts = {**self.counts, "distill/rows": float(len(chosen))}
         if not chosen:

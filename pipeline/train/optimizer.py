@@ -161,10 +161,7 @@ def _numbers(config: OptimizerConfig) -> dict[str, Any]:
 
 
 def finite_norm(parameters: Sequence[Tensor], whose: str, update: int) -> Tensor:
-    """Return the norm of all gradients together.
-
-    Raises: NonFiniteError if it is not finite; the gradients stay.
-    """
+    """Return the norm of all gradients together. Raises: NonFiniteError if it is not finite; the gradients stay."""
     norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     return checked_norm(norm, whose, update)
 

@@ -242,10 +242,7 @@ class _Summed:
 def _summed_logprobs(
     backend: Backend, rows: Sequence[PreferenceRow], micro: _Micro, which: WhichModel, settings: PreferenceSettings
 ) -> _Summed:
-    """Return the summed log-probs of a micro-batch.
-
-    An idle micro-batch computes the shortest row, of which nothing trains, to keep in step with the other ranks.
-    """
+    """Return the summed log-probs of a micro-batch; of an idle one, of its shortest row, of which nothing trains."""
     most, device = settings.micro_batch_tokens, backend.model.device
     ((ids_N_T, mask_N_T, targets),) = text_batches([micro.texts(rows)], settings.pad_id, most, device)
     logprobs_N_T, _ = backend.logprobs(ids_N_T, mask_N_T, settings.temperature, which, False, targets=targets)

@@ -182,10 +182,7 @@ def _store(ranks: Ranks, timeout: datetime.timedelta) -> Any:
 
 
 def use_own_gpu(size: int, device: str) -> None:
-    """Make this rank's GPU the current one, and set LOCAL_RANK to its number, which vLLM and DeepSpeed read.
-
-    Raises: RunError if the recipe names one GPU for several ranks.
-    """
+    """Make this rank's GPU the current one, in LOCAL_RANK too. Raises: RunError for one GPU of several ranks."""
     if torch.device(device).index is not None:
         raise RunError(
             f"train.device={device} names one GPU and WORLD_SIZE={size}: all ranks would share it. Set train.device: "

@@ -20,10 +20,7 @@ from verizero.pipeline.types import Path, StepMetrics
 
 
 class Row(NamedTuple):
-    """A sequence of tokens, some of which are trained on.
-
-    Example: Row(ids=(5, 6, 7, 8, 9), spans=((1, 2), (3, 5)))
-    """
+    """A sequence of tokens, some of which are trained on. Example: Row(ids=(5, 6, 7, 8, 9), spans=((1, 2), (3, 5)))"""
 
     ids: tuple[int, ...]
     spans: tuple[tuple[int, int], ...]

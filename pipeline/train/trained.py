@@ -213,10 +213,7 @@ class Trained(ABC):
         return {}
 
     def read_state(self, folder: Path) -> dict[str, Any]:
-        """Return the `metadata` and the state that `write` wrote, and as "whole" what it wrote of each part.
-
-        Raises: CheckpointError if another trainer wrote the checkpoint.
-        """
+        """Return what `write` wrote: `metadata`, state, and each part as "whole". Raises: CheckpointError."""
         if not (folder / STATE).exists():
             raise CheckpointError(
                 f"{folder} has no {STATE}: another version of verizero wrote it; "

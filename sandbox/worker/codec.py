@@ -152,10 +152,7 @@ def _pack(value: Any, depth: int, max_items: int) -> Any:
 
 
 def decode(data: bytes) -> Any:
-    """Return the value of bytes of our own side, with Python's sets and dicts: the arguments of a call.
-
-    Raises: ValueError on bytes that `encode` would not have written.
-    """
+    """Return the arguments of a call from our own bytes, also sets and dicts. Raises: ValueError for others."""
     return _value(data, MAX_DEPTH + _EXTRA_LEVELS, True)
 
 

@@ -65,10 +65,7 @@ class Forker:
         return pid
 
     def failure(self, status: int) -> int:
-        """Return the error number of a child that could not put up its walls, 0 for any other end.
-
-        A program cannot forge it, since it has no descriptor of this pipe.
-        """
+        """Return the error number of a child without its walls, else 0. Programs have no descriptor of this pipe."""
         if os.WIFSIGNALED(status):  # perhaps before it read its order, which the next child must not read
             self.discard()
         if os.WIFEXITED(status) and os.WEXITSTATUS(status) == frames.SETUP_FAILED and self.reports.poll(0):

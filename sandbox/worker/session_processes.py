@@ -97,10 +97,7 @@ class ProgramForker:
         return status, usage.ru_utime + usage.ru_stime
 
     def failure(self, status: int) -> int:
-        """Return the error number of a child that could not put up its walls, 0 for any other end.
-
-        A program cannot forge it: it has no descriptor of this socket.
-        """
+        """Return the error number of a child without its walls, else 0. Programs cannot write to this socket."""
         if not os.WIFEXITED(status) or os.WEXITSTATUS(status) != frames.SETUP_FAILED:
             return 0
         try:

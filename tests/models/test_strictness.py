@@ -13,15 +13,7 @@ from tests.processes import PATIENCE_S
 from tests.rollout.stub_vllm import StubLlm, StubVllm
 from verizero.pipeline.config.rollout import VllmConfig
 from verizero.pipeline.models.decoder import decoder
-from verizero.pipeline.models.strictness import (
-    deterministic,
-    give_way,
-    given_away,
-    is_deterministic,
-    ordered,
-    strict,
-    unswitched,
-)
+from verizero.pipeline.models.strictness import deterministic, give_way, given_away, is_deterministic, turn
 from verizero.pipeline.rollout import torch_engine
 from verizero.pipeline.rollout.engine import Request, Sampling
 from verizero.pipeline.rollout.engine_model import EngineModel
@@ -48,32 +40,32 @@ def on():
 @pytest.mark.usefixtures("on")
 def test_each_kind_of_work_has_its_setting_and_gives_back_the_last():
     assert switch() == WARNS
-    with ordered():
+    with turn("ordered"):
         assert switch() == WARNS
-        with strict():
+        with turn("strict"):
             assert switch() == STRICT
-            with unswitched():
+            with turn("unswitched"):
                 assert switch() == OFF
                 assert is_deterministic()
             assert switch() == STRICT
         assert switch() == WARNS
-    with pytest.raises(KeyError), strict():
+    with pytest.raises(KeyError), turn("strict"):
         raise KeyError
     assert switch() == WARNS
 
 
 @pytest.mark.usefixtures("on")
-@pytest.mark.parametrize("mine", [ordered, strict, unswitched])
-@pytest.mark.parametrize("theirs", [ordered, strict, unswitched])
+@pytest.mark.parametrize("mine", ["ordered", "strict", "unswitched"])
+@pytest.mark.parametrize("theirs", ["ordered", "strict", "unswitched"])
 def test_another_thread_waits_for_its_turn(mine, theirs):
     entered = threading.Event()
 
     def work():
-        with theirs():
+        with turn(theirs):
             entered.set()
 
     thread = threading.Thread(target=work)
-    with mine():
+    with turn(mine):
         setting = switch()
         thread.start()
         assert not entered.wait(0.05)
@@ -92,7 +84,7 @@ def test_an_engine_that_never_pauses_takes_one_turn_at_a_time():
     def generate():
         nonlocal num_steps
         while not has_ended:
-            with unswitched():
+            with turn("unswitched"):
                 time.sleep(0.001)
                 num_steps += 1
 
@@ -100,7 +92,7 @@ def test_an_engine_that_never_pauses_takes_one_turn_at_a_time():
     thread.start()
     taken = []
     try:
-        with ordered():
+        with turn("ordered"):
             while sum(taken) < 20:
                 time.sleep(0.0005)  # the engine may not wait for its turn yet
                 before = num_steps
@@ -121,7 +113,7 @@ def test_a_thread_that_is_interrupted_while_it_waits_holds_up_no_other(monkeypat
         raise KeyboardInterrupt
 
     def work():
-        with unswitched():
+        with turn("unswitched"):
             pass
 
     def stopped():
@@ -129,7 +121,7 @@ def test_a_thread_that_is_interrupted_while_it_waits_holds_up_no_other(monkeypat
             work()
 
     thread = threading.Thread(target=work)
-    with strict():
+    with turn("strict"):
         with monkeypatch.context() as patch:
             patch.setattr(threading.Condition, "wait_for", interrupted)
             other = threading.Thread(target=stopped)
@@ -142,7 +134,7 @@ def test_a_thread_that_is_interrupted_while_it_waits_holds_up_no_other(monkeypat
     assert not thread.is_alive()
 
     def update():  # loses its turn, and must end no other's
-        with ordered(), strict(), monkeypatch.context() as patch:
+        with turn("ordered"), turn("strict"), monkeypatch.context() as patch:
             patch.setattr(threading.Condition, "wait_for", interrupted)
             give_way()
 

@@ -408,11 +408,11 @@ def sealed(ranks: Ranks, root: Path) -> dict[str, Any]:
     """Shards and the model's files are hashed by the rank that wrote them, each file is checked by one rank, and a
     damaged one is named.
     """
-    folder, read, plain = root / "00000007", list[Path](), checkpoint._digest
+    folder, read, plain = root / "00000007", list[Path](), checkpoint.sha256_of
     lesson = LESSONS["grpo"]
     backend = lesson.begin(lesson.backend(ranks, TrainConfig(device="cpu", **FSDP)))
     folder.mkdir(exist_ok=True)
-    checkpoint._digest = lambda path: read.append(path) or plain(path)
+    checkpoint.sha256_of = lambda path: read.append(path) or plain(path)
     file_bytes, model_files.FILE_BYTES = model_files.FILE_BYTES, 1  # a file for each block
     try:
         finish = backend.save(folder, save, in_background=True)
@@ -430,7 +430,7 @@ def sealed(ranks: Ranks, root: Path) -> dict[str, Any]:
         checkpoint.require(folder, ranks)
         assert sum(ranks.gather(len(read))) == sum(p.is_file() for p in folder.rglob("*")) > len(shards) + 3
     finally:
-        checkpoint._digest, model_files.FILE_BYTES = plain, file_bytes
+        checkpoint.sha256_of, model_files.FILE_BYTES = plain, file_bytes
     if ranks.is_first:
         shards[-1].write_bytes(shards[-1].read_bytes()[:-1] + b"?")
     ranks.barrier()

@@ -195,7 +195,7 @@ def test_it_keeps_the_order_of_sums_while_another_thread_decodes(model):
     """torch's switch for that is one for all threads, and decoding turns it off."""
     import torch
 
-    from verizero.pipeline.models.strictness import deterministic, unswitched
+    from verizero.pipeline.models.strictness import deterministic, turn
 
     seen: list[bool] = []
     hook = load(str(model), "cpu")[1].register_forward_pre_hook(
@@ -203,7 +203,7 @@ def test_it_keeps_the_order_of_sums_while_another_thread_decodes(model):
     )
     grading = threading.Thread(target=said, args=(model, HONEST))
     with deterministic():
-        with unswitched():
+        with turn("unswitched"):
             grading.start()
             grading.join(0.2)
             assert not seen

@@ -1,7 +1,4 @@
-"""Find marked parts of a response: thinking, boxes, tags and code fences.
-
-Every scan is linear in the length of the text.
-"""
+"""Find marked parts of a response: thinking, boxes, tags, code fences. Every scan is linear in the text's length."""
 
 from __future__ import annotations
 
@@ -45,10 +42,7 @@ STYLES = ("\\text{", "\\textbf{", "\\mathrm{", "\\mathbf{", "\\boxed{", "\\fbox{
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A text from a response; or None, with a reason code.
-
-    Example: `Answer("42", "boxed", written="42.", boxes=("42.",))`.
-    """
+    """A text from a response, or None with a reason code. Example: `Answer("42", "boxed", boxes=("42.",))`."""
 
     text: str | None
     """The text; a final answer is without decoration: dollar signs, emphasis, a final dot."""

@@ -15,10 +15,7 @@ TYPED = ("testtype", "type")
 
 
 def stdin_test(text: Any, output: Any, where: str) -> Test:
-    """Return a test of a whole program: the text that it reads, and the text that it must print.
-
-    A list holds lines. Raises: DataError for what is no text, as null is.
-    """
+    """Return a test of a whole program: texts read and printed; a list is of lines. Raises: DataError."""
     return {"input": _stream(text, f"{where}.input"), "output": _stream(output, f"{where}.output")}
 
 

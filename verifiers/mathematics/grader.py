@@ -104,10 +104,7 @@ class Gold:
 
 
 def grade(response: str, gold: Any, params: MathParams = DEFAULT, prompt: str = "", truncated: bool = False) -> Verdict:
-    """Return the verdict on a response against a gold answer.
-
-    Raises: DataError if the gold is empty.
-    """
+    """Return the verdict on a response against a gold answer. Raises: DataError if the gold is empty."""
     start = time.perf_counter()
     reference = gold_text(gold)
     answer = final_answer(Attempt(response, reference, prompt, truncated))
@@ -133,10 +130,7 @@ def grade(response: str, gold: Any, params: MathParams = DEFAULT, prompt: str = 
 
 
 def score(rows: Iterable[tuple[str, Any]], params: MathParams = DEFAULT) -> list[Verdict]:
-    """Return a verdict per (response, gold), in order.
-
-    Equal rows are graded once. A row without a gold gets the verdict "verifier_error".
-    """
+    """Return a verdict per (response, gold), in order, equal rows once; "verifier_error" where there is no gold."""
     known: dict[tuple[str, str], Verdict] = {}
     verdicts = []
     for response, gold in rows:

@@ -82,10 +82,7 @@ def evidence_at(place: str, text: str) -> Evidence:
 
 
 def read_local_parts(config: RunConfig, base_dir: Path) -> LocalParts:
-    """Return what this machine has of the recipe: its data is prepared as a run prepares it, of large files a part.
-
-    Raises: ConfigError for a model that a run would refuse too.
-    """
+    """Return what this machine has of the recipe, its data prepared as in a run. Raises: ConfigError as a run."""
     asks_hub = any(s.hub is not None for s in config.data.sources) and "HF_HUB_OFFLINE" not in os.environ
     if asks_hub and not is_hub_reached():
         # The libraries of the hub would try again for half a minute, for each model and each data set.
@@ -115,10 +112,7 @@ def read_local_parts(config: RunConfig, base_dir: Path) -> LocalParts:
 
 
 def _prepared(config: RunConfig, base_dir: Path, model: Model, places: dict[int, str]) -> RunData:
-    """Return the data as a run prepares it, with at most `MOST_ROWS` prompts of each source.
-
-    Raises: DataError, ConfigError.
-    """
+    """Return the data as a run prepares it, at most `MOST_ROWS` prompts a source. Raises: DataError, ConfigError."""
     config, tokenizer = with_fewer_rows(config), model.tokenizer
     if tokenizer is None:
         # Rows are read all the same, and not measured: a template is only needed for their tokens.

@@ -106,10 +106,7 @@ def best_verdicts(grader: Grader, name: str, prompts: Sequence[Prompt]) -> list[
 
 
 def responses(name: str, reference: Any) -> tuple[str, ...]:
-    """Return the ways in which a response can give the reference as its answer.
-
-    Example: responses("math", "42") == ("\\\\boxed{42}", "<answer>42</answer>", "42").
-    """
+    r"""Return the ways to give a reference: responses("math", "42") == ("\\boxed{42}", "<answer>42</answer>", "42")."""
     if name in QUERIES:
         query = reference.get("query", reference.get("sql")) if isinstance(reference, Mapping) else reference
         return (f"```sql\n{query}\n```",)

@@ -98,10 +98,7 @@ def first_row(path: Path) -> dict[str, Any] | None:
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """Return the finite numbers among the values, and `NOT_FINITE` for a loss or gradient that is NaN or infinite.
-
-    Texts that are numbers count too, as consoles print them.
-    """
+    """Return the finite numbers, also in texts, and `NOT_FINITE` for a loss or gradient that is NaN or infinite."""
     finite: dict[str, float] = {}
     for name, value in values.items():
         number = value

@@ -35,10 +35,7 @@ BOUNDS = ("__MIN", "__MAX")
 
 
 def console(path: Path) -> Logged | None:
-    """Return the numbers of each line of a text that has some, as TRL and verl print them.
-
-    Steps are counted where the line names none.
-    """
+    """Return the numbers of each line of a text, as TRL and verl print them; a line without a step is counted."""
     if not path.is_file() or path.suffix not in SUFFIXES:
         return None
     logged = Logged(files=[str(path)])

@@ -49,10 +49,7 @@ class Measurement:
 
 
 def grade(config: RunConfig, loaded: Sequence[Loaded], questions: Sequence[Question], answers: Answers) -> list[Group]:
-    """Return a group of graded answers to each prompt.
-
-    Raises: DataError for a verifier that does not exist; IsolationError if programs cannot be run here.
-    """
+    """Return a group of graded answers to each prompt. Raises: DataError for an unknown verifier; IsolationError."""
     prompts = [p for own in loaded for p in own.prompts]
     bound = bind_verifiers(prompts, config.verifiers, Path.cwd())
     open_sandbox(config.sandbox, list(bound.values()), show)

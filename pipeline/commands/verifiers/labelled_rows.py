@@ -88,10 +88,7 @@ def read_rows(lines: Iterable[str], defaults: Defaults | None = None) -> Iterato
 
 
 def good_rows(path: Path, defaults: Defaults | None = None) -> list[Row]:
-    """Return all rows of a file, whose folder may hold files of verifiers.
-
-    Raises: DataError naming file, line and field of the first invalid row, or for a file without rows.
-    """
+    """Return the rows of a file, whose folder may have verifiers. Raises: DataError for an invalid row, or none."""
     defaults = replace(defaults or Defaults(), rows_folder=path.parent)
     try:
         with path.open(encoding="utf-8") as lines:

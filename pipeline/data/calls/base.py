@@ -1,13 +1,16 @@
-"""Code that several forms of calls share: read JSON after a mark, and the words around calls."""
+"""Code that several forms of calls share: read JSON after a mark, calls in marks, and the words around them."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from verizero.pipeline.environments.base import ToolSchema
+from verizero.pipeline.environments.conversing import FoundCalls
+
+OPEN, CLOSE = MARKS = ("<tool_call>", "</tool_call>")
 
 
 class Unread(ValueError):
@@ -46,10 +49,7 @@ def decoded(text: str, at: int) -> tuple[Any, int]:
 
 
 def call_of(value: Any, keys: Sequence[str]) -> tuple[str, Mapping[str, Any]]:
-    """Return the name and the arguments of a call, which are under the first of `keys` that is there; {} without one.
-
-    Raises: Unread.
-    """
+    """Return a call's name and its arguments, under the first of `keys` that is there, else {}. Raises: Unread."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise Unread(f'it must be an object with "name", a text, and "{keys[0]}"')
     key = next((k for k in keys if k in value), keys[0])
@@ -74,16 +74,26 @@ def type_of(schema: Mapping[str, Any]) -> str | None:
     return names[0] if len(names) == 1 and isinstance(names[0], str) else None
 
 
-def words_around(parts: Sequence[str]) -> str:
-    """Return the words before, between and after calls.
+def read_marked(text: str, read_call: Callable[[int], tuple[str, Mapping[str, Any], int]]) -> FoundCalls:
+    """Return the calls between MARKS, and as words the text before, between and after them.
 
-    The line that a call begins is no part of the words before it; spaces between calls are none either.
+    `read_call(at)` returns the name and the arguments of the call that begins at a place, and the place behind it. The
+    line that a call begins is no part of the words before it; spaces between calls are none either.
     """
-    if len(parts) == 1:
-        return parts[0]
-    first = parts[0].removesuffix("\n")
-    others = [part.strip() for part in parts[1:] if part.strip()]
-    return "\n".join([*([first] if first else []), *others])
+    words, calls, at = [], [], 0
+    try:
+        while (start := text.find(OPEN, at)) >= 0:
+            words.append(text[at:start])
+            name, arguments, at = read_call(start + len(OPEN))
+            calls.append((name, arguments))
+        if CLOSE in text[at:]:
+            raise Unread(f"{CLOSE} has no {OPEN}")
+    except Unread as exc:
+        return FoundCalls(text, unread=f"the call cannot be read: {exc}")
+    if not calls:
+        return FoundCalls(text)
+    others = [part.strip() for part in (*words[1:], text[at:])]
+    return FoundCalls("\n".join(filter(None, [words[0].removesuffix("\n"), *others])), tuple(calls))
 
 
 def _behind_spaces(text: str, at: int) -> int:

@@ -9,31 +9,22 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verizero.pipeline.data.calls.base import Unread, call_of, decoded, words_around
+from verizero.pipeline.data.calls.base import CLOSE, MARKS, OPEN, Unread, call_of, decoded, read_marked
 from verizero.pipeline.environments.base import ToolSchema
 from verizero.pipeline.environments.conversing import FoundCalls
 from verizero.pipeline.errors import DataError
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-MARKS = (OPEN, CLOSE)
-
 
 def read(text: str, tools: Sequence[ToolSchema] = ()) -> FoundCalls:
     """Return the calls in the text, and as words the text before, between and after them."""
-    words, calls, at = [], [], 0
-    try:
-        while (start := text.find(OPEN, at)) >= 0:
-            words.append(text[at:start])
-            value, end = decoded(text, start + len(OPEN))
-            if not text.startswith(CLOSE, end):
-                raise Unread(f"{CLOSE} is missing behind the JSON, and there is {text[end : end + 20]!r}")
-            calls.append(call_of(value, ("arguments",)))
-            at = end + len(CLOSE)
-        if CLOSE in text[at:]:
-            raise Unread(f"{CLOSE} has no {OPEN}")
-    except Unread as exc:
-        return FoundCalls(text, unread=f"the call cannot be read: {exc}")
-    return FoundCalls(words_around([*words, text[at:]]), tuple(calls))
+
+    def read_call(at: int) -> tuple[str, Mapping[str, Any], int]:
+        value, end = decoded(text, at)
+        if not text.startswith(CLOSE, end):
+            raise Unread(f"{CLOSE} is missing behind the JSON, and there is {text[end : end + 20]!r}")
+        return (*call_of(value, ("arguments",)), end + len(CLOSE))
+
+    return read_marked(text, read_call)
 
 
 def write(content: str, calls: Sequence[tuple[str, Mapping[str, Any]]], tools: Sequence[ToolSchema] = ()) -> str:

@@ -19,13 +19,20 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verizero.pipeline.data.calls.base import Unread, decoded, properties_of, type_of, words_around
+from verizero.pipeline.data.calls.base import (
+    CLOSE,
+    MARKS,
+    OPEN,
+    Unread,
+    decoded,
+    properties_of,
+    read_marked,
+    type_of,
+)
 from verizero.pipeline.environments.base import ToolSchema
 from verizero.pipeline.environments.conversing import FoundCalls
 from verizero.pipeline.errors import DataError
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-MARKS = (OPEN, CLOSE)
 FUNCTION = re.compile(r"\s*<function=([^<>\n]+)>\s*")
 PARAMETER = re.compile(r"<parameter=([^<>\n]+)>")
 END = "</parameter>"
@@ -37,17 +44,7 @@ PYTHON = {"True": True, "False": False, "None": None}
 def read(text: str, tools: Sequence[ToolSchema] = ()) -> FoundCalls:
     """Return the calls in the text. The words are what comes before the first, and behind any of them."""
     schemas = {tool.name: properties_of(tool) for tool in tools}
-    words, calls, at = [], [], 0
-    try:
-        while (start := text.find(OPEN, at)) >= 0:
-            words.append(text[at:start])
-            name, arguments, at = _call(text, start + len(OPEN), schemas)
-            calls.append((name, arguments))
-        if CLOSE in text[at:]:
-            raise Unread(f"{CLOSE} has no {OPEN}")
-    except Unread as exc:
-        return FoundCalls(text, unread=f"the call cannot be read: {exc}")
-    return FoundCalls(words_around([*words, text[at:]]), tuple(calls))
+    return read_marked(text, lambda at: _call(text, at, schemas))
 
 
 def write(content: str, calls: Sequence[tuple[str, Mapping[str, Any]]], tools: Sequence[ToolSchema] = ()) -> str:

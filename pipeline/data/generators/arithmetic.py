@@ -62,10 +62,7 @@ def rows(params: Params, seed: int) -> Split:
 
 
 def text_lines(params: Params, seed: int) -> list[str]:
-    """Lines that show how numbers, sums, scratchpads and boxes are written, more often wrong than right.
-
-    Only training operands occur in them.
-    """
+    """Lines of numbers, sums, scratchpads and boxes, mostly wrong, with training operands only."""
     train, _ = _partition(params, seed)
     rng = stream(seed, "data", "arithmetic", "text")
     return [_line(rng.choice(train), params, rng) for _ in range(params.num_text)]

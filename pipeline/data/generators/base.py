@@ -65,10 +65,7 @@ class Generator(Protocol):
 
 
 def load_generator(name: str, params: Mapping[str, Any] | None = None) -> tuple[Generator, GeneratorParams]:
-    """The generator called `name` (a file here or an entry point) with validated parameters.
-
-    Raises: UnknownName; ConfigError naming the parameter, its value and what is allowed.
-    """
+    """The generator called `name`, a file or entry point, with its parameters. Raises: UnknownName; ConfigError."""
     validated = cast(GeneratorParams, validated_params(name, params or {}))
     return cast(Generator, registry.find("generators", name)), validated
 
@@ -89,10 +86,7 @@ def text_lines(name: str, params: Mapping[str, Any] | None = None, seed: int = 0
 
 
 def with_demonstrations(tasks: Sequence[Row], demonstrations: Sequence[Any]) -> tuple[list[Row], list[Row]]:
-    """The training rows, each with its first demonstration if it has one, and all demonstration rows in order.
-
-    Demonstration i is one of task `i % len(tasks)`.
-    """
+    """The training rows with their first demonstrations, and all demonstrations: i is of task `i % len(tasks)`."""
     train = [
         {**task, "demonstration": demonstrations[i]} if i < len(demonstrations) else dict(task)
         for i, task in enumerate(tasks)

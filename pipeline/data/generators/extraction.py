@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -45,7 +45,7 @@ class Params(GeneratorParams):
 
     num_train: int = Field(1000, ge=1)
     num_evaluation: int = Field(64, ge=0)
-    kinds: tuple[Kind, ...] = Field(("person", "home", "event", "order", "letter"), min_length=1)
+    kinds: tuple[Kind, ...] = Field(get_args(Kind), min_length=1)
     depths: tuple[Depth, ...] = Field(("flat", "nested"), min_length=1, description="nested: an object in an object")
 
     @model_validator(mode="after")
@@ -83,11 +83,8 @@ def schema_of(value: Any) -> dict[str, Any]:
 def _person(rng: random.Random, nested: bool) -> Made:
     name, age, city = rng.choice(NAMES), rng.randint(18, 80), rng.choice(CITIES)
     text = f"{name} is {age} years old and lives in {city}."
-    return text, {"person": {"name": name, "age": age}, "city": city} if nested else {
-        "name": name,
-        "age": age,
-        "city": city,
-    }
+    person = {"name": name, "age": age}
+    return text, {"person": person, "city": city} if nested else {**person, "city": city}
 
 
 def _home(rng: random.Random, nested: bool) -> Made:
@@ -114,11 +111,8 @@ def _order(rng: random.Random, nested: bool) -> Made:
 def _letter(rng: random.Random, nested: bool) -> Made:
     (first, second), city = rng.sample(NAMES, 2), rng.choice(CITIES)
     text = f"{first} sent a letter to {second} in {city}."
-    return text, {"from": first, "to": {"name": second, "city": city}} if nested else {
-        "from": first,
-        "to": second,
-        "city": city,
-    }
+    to = {"to": {"name": second, "city": city}} if nested else {"to": second, "city": city}
+    return text, {"from": first, **to}
 
 
 MAKERS: dict[Kind, Callable[[random.Random, bool], Made]] = {

@@ -79,10 +79,7 @@ def rows(params: Params, seed: int) -> Split:
 
 
 def text_lines(params: Params, seed: int) -> list[str]:
-    """Lines that show how examples, functions and scratchpads are written, more often wrong than right.
-
-    Only training functions are asked about in them.
-    """
+    """Lines of examples, functions and scratchpads, mostly wrong, about training functions only."""
     train, _ = _partition(params, seed)
     rng = stream(seed, "data", "induction", "text")
     return [_line(rng.choice(train), params, rng) for _ in range(params.num_text)]

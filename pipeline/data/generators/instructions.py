@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -40,9 +40,7 @@ class Params(GeneratorParams):
     num_train: int = Field(300, ge=1)
     num_evaluation: int = Field(64, ge=0)
     num_words: int = Field(12, ge=1, lt=len(ABOUT), description="words that only held-out tasks are about")
-    kinds: tuple[Kind, ...] = Field(
-        ("include", "start", "question", "short", "without", "two_sentences", "title", "numbered"), min_length=1
-    )
+    kinds: tuple[Kind, ...] = Field(get_args(Kind), min_length=1)
 
     @model_validator(mode="after")
     def _fits(self) -> Params:

@@ -53,10 +53,7 @@ class Params(GeneratorParams):
 
 
 def rows(params: Params, seed: int) -> Split:
-    """Training and evaluation rows of all data sets, by their weights, in a shuffled order.
-
-    Raises: DataError if the package is missing or refuses a part.
-    """
+    """All rows by the weights of their data sets, shuffled. Raises: DataError if the package or a part fails."""
     weights = [part.weight for part in params.datasets]
     train, held_out = shares(params.num_train, weights), shares(params.num_evaluation, weights)
     asked = [

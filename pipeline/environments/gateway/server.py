@@ -169,10 +169,7 @@ class Exchange:
         """For answers that a stop text cut: (the message that the agent got, the message that the policy wrote)."""
 
     def submit(self, body: Body, request: TurnRequest, is_retry: bool) -> Pending:
-        """Put a request into the queue. A retry with the same body gets the answer to the first.
-
-        Raises: Refused once the episode is sealed.
-        """
+        """Queue a request; a retry with the same body gets the first's answer. Raises: Refused once it is sealed."""
         digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()
         with self._lock:
             if self._sealed is not None:

@@ -57,10 +57,7 @@ def alone(code: str, limits: sandbox.Limits, language: str = "python") -> Output
 
 
 def run(trial: sandbox.Trial) -> Sequence[sandbox.TestResult]:
-    """Return the results of a program's tests in the sandbox of this process.
-
-    Raises: EnvironmentFailed if the sandbox could not run it.
-    """
+    """Return the results of a program's tests in this process's sandbox. Raises: EnvironmentFailed if that fails."""
     try:
         (result,) = settings.run([trial])
     except (IsolationError, ValueError, OSError) as exc:  # a service that refuses its token raises ValueError

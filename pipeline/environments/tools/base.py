@@ -137,10 +137,7 @@ class Toolbox:
         return tuple(t.schema for t in self.tools.values())
 
     def answer(self, message: Message) -> tuple[tuple[Message, ...], tuple[ToolUse, ...]]:
-        """Return the answers to the message's calls, in order, and the calls for the counts.
-
-        Raises: what a tool raises, unless it is the policy's mistake.
-        """
+        """Return the answers to the message's calls, and the calls to count. Raises: what breaks a tool itself."""
         answered = [self._call(call) for call in message.calls]
         return tuple(m for m, _ in answered), tuple(u for _, u in answered)
 
@@ -189,8 +186,7 @@ def load(name: str | None = None, path: str | None = None, base: Path | None = N
 Shape = tuple[dict[str, str], type[Arguments], ToolSchema]
 MOST_SHAPES = 512
 _SHAPES: dict[tuple[Any, ...], Shape] = {}
-"""Shapes by all that they depend on: a plug-in makes its functions again for every episode, and a model takes a
-millisecond to make."""
+"""Shapes by what they depend on: functions are made again for every episode, and a model takes a millisecond."""
 
 
 def _shape(function: Callable[..., Any], name: str) -> Shape:

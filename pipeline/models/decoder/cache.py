@@ -255,10 +255,7 @@ class Cache:
         self.lengths[: self.rows].add_(1).clamp_(max=self.keys.shape[3] - 1)
 
     def attend(self, layer: int, q: Tensor, bias: Tensor | None, upto: int) -> Tensor:
-        """Return attention [B, heads d] of one query a row, q [B, heads, d], over prompt and first `upto` columns.
-
-        bias: as from `spread_bias`.
-        """
+        """Return attention [B, heads d] of q [B, heads, d] over prompt and `upto` columns; bias of `spread_bias`."""
         (b, heads, d), kv = q.shape, self.keys.shape[2]
         # Heads that share keys become query rows, so the cache is read once.
         q = q.reshape(b * kv, heads // kv, d) * (d**-0.5)

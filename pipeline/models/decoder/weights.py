@@ -27,8 +27,7 @@ HAS_ONEDNN: bool = torch.backends.mkldnn.is_available() and hasattr(  # type: ig
     torch.ops.mkldnn, "_linear_pointwise"
 )
 PACKED_FOR_ROWS = 16
-"""The number of rows that a packed weight is ordered for. Any number but 1 gives the same order, and each number of
-rows computes with it."""
+"""Rows that a packed weight is ordered for. Any number but 1 gives the same order, which any number can use."""
 
 
 @dataclass(frozen=True, slots=True)

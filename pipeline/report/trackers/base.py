@@ -109,10 +109,7 @@ class Trackers:
 
 
 def required(name: str, requirement: str, module: str | None = None) -> ModuleType:
-    """Return the module of a service, by default of the tracker's name.
-
-    Raises: ConfigError with the command that installs it.
-    """
+    """Return a service's module, by default of the tracker's name. Raises: ConfigError with how to install it."""
     try:
         return import_module(module or name)
     except ImportError as exc:

@@ -56,8 +56,7 @@ MAX_EXPONENT_BITS = 40
 MAX_ANGLE_BITS = 4_000
 """Bound on log2 of an angle: its remainder by a turn needs as many more digits of pi."""
 MAX_HYPERBOLIC_BITS = 12
-"""Bound on the arguments of HYPERBOLIC functions, whose exponentials leave no trace in the value: tanh(100) is 1 to 87
-digits."""
+"""Bound on arguments of HYPERBOLIC functions: beyond, exponentials leave no trace. tanh(100) is 1 to 87 digits."""
 
 
 class NotExact(Exception):
@@ -94,10 +93,7 @@ class Budget(threading.local):
             self.left, self.look_at, self.started_s = before
 
     def spend(self, work: int) -> None:
-        """Count the work.
-
-        Raises: OverBudget; GradingError if the decision takes far more time than its work should.
-        """
+        """Count the work. Raises: OverBudget; GradingError if the decision takes far more time than its work should."""
         self.left = left = self.left - work
         if left >= self.look_at:
             return
@@ -199,10 +195,7 @@ def _may_be_zero(value: Value) -> bool:
 
 
 def _angle(value: Value) -> Value:
-    """Return `value`.
-
-    Raises: TooBig, before anything is computed, if it is too large to find its remainder by a turn.
-    """
+    """Return `value`. Raises: TooBig, before any computation, if its remainder by a turn cannot be found."""
     if magnitude(value._mpi_) > MAX_ANGLE_BITS:
         raise TooBig
     return value
@@ -329,10 +322,7 @@ class _Evaluation:
         return value if is_exact(value) or value._mpci_ != (ZERO, ZERO) else 0
 
     def counted(self, value: Exact) -> Value:
-        """Return the value, or bounds of it if it passes the budget.
-
-        Raises: TooBig if it does and must be exact.
-        """
+        """Return the value, or bounds of it if it passes the budget. Raises: TooBig if it does and must be exact."""
         if isinstance(value, Fraction) and value.denominator == 1:
             value = value.numerator
         bits = value.bit_length() if isinstance(value, int) else _bits(value)
@@ -355,10 +345,7 @@ class _Evaluation:
             BUDGET.spend(_bits(base) ** 2 >> (SQUARE_ROOT if degree == 2 else OTHER_ROOT))
 
     def note(self, value: Value) -> None:
-        """Take the size of an intermediate value into the extent.
-
-        Raises: Undefined if a bound is infinite or not a number.
-        """
+        """Take an intermediate value's size into the extent. Raises: Undefined if a bound is infinite or no number."""
         for part in value._mpci_ if _is_complex(value) else (value._mpi_,):
             if any(x[1] == 0 and x[2] != 0 for x in part):  # such raw floats have no mantissa but an exponent
                 raise Undefined
@@ -510,10 +497,7 @@ def _bits(value: Exact) -> int:
 
 
 def quotient(a: Exact, b: Exact) -> Exact:
-    """Return a / b, an int if it is whole.
-
-    Raises: Undefined if b is zero.
-    """
+    """Return a / b, an int if it is whole. Raises: Undefined if b is zero."""
     if b == 0:
         raise Undefined
     if isinstance(a, int) and isinstance(b, int):
@@ -524,10 +508,7 @@ def quotient(a: Exact, b: Exact) -> Exact:
 
 
 def raised(base: Exact, exponent: Exact) -> Exact:
-    """Return base ** exponent where that is rational.
-
-    Raises: NotExact if it is irrational, Undefined for a negative power of zero, TooBig before it is computed.
-    """
+    """Return base ** exponent where rational. Raises: NotExact, Undefined for a negative power of zero, TooBig."""
     if exponent.denominator == 1:
         power = int(exponent)
         if base == 0:
@@ -552,10 +533,7 @@ def raised(base: Exact, exponent: Exact) -> Exact:
 
 
 def logarithm(value: Exact, base: Exact) -> Exact:
-    """Return the logarithm of `value` where that is rational: 3 for 8 and the base 2.
-
-    Raises: NotExact if it is irrational or not real.
-    """
+    """Return the logarithm of `value` if rational: 3 for 8 and base 2. Raises: NotExact if it is not, or not real."""
     if value <= 0 or base <= 0 or base == 1:
         raise NotExact
     divisor = _natural_log(base)

@@ -44,10 +44,7 @@ def looks_like_region(tree: Node) -> bool:
 
 
 def same_region(gold: Node, answer: Node) -> bool:
-    """True if both are the same set of reals.
-
-    Raises: NotRegion if one of them is no such set.
-    """
+    """True if both are the same set of reals. Raises: NotRegion if one of them is no such set."""
     if gold.op == "rel" or (gold.op in COLLECTIONS and all(a.op == "rel" for a in gold.args)):
         # An interval as gold asks for the inequality to be solved.
         gold, answer = without_abs(gold), without_abs(answer)

@@ -66,10 +66,7 @@ class Cursor:
         return token.value
 
     def expect(self, *values: str) -> str:
-        """Pass one of these operators and return it.
-
-        Raises: Unreadable if the next token is something else.
-        """
+        """Pass one of these operators and return it. Raises: Unreadable if the next token is something else."""
         if not self.is_op(*values):
             raise Unreadable(f"expected {' or '.join(values)}, found {self.peek().value!r}")
         return str(self.take().value)
@@ -85,10 +82,7 @@ class Cursor:
         return len(self.tokens) - 2
 
     def enter(self) -> None:
-        """Go a level deeper.
-
-        Raises: Unreadable if that is too deep.
-        """
+        """Go a level deeper. Raises: Unreadable if that is too deep."""
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise Unreadable("too_deep")

@@ -246,10 +246,7 @@ def _degrees(cursor: Cursor, value: Node) -> Node:
 
 
 def primary(cursor: Cursor) -> Node:
-    """Read a single value: a number, name, function, group or collection.
-
-    Raises: Unreadable if nothing of the kind comes next.
-    """
+    """Read a single value: a number, name, function, group or collection. Raises: Unreadable if none comes next."""
     token = cursor.peek()
     if token.kind == "num":
         cursor.at += 1

@@ -70,10 +70,7 @@ NUM_DIGIT_ARGUMENTS |= dict.fromkeys(words_of("sqrt cbrt fourthroot"), 1)
 
 
 def tokens(text: str, text_mode: bool = False, nesting: int = 0) -> list[Token]:
-    """Return the tokens of `text`, which is plain LaTeX in ASCII (see `ascii_latex`).
-
-    Raises: Unreadable on unknown commands, unclosed groups and too many tokens.
-    """
+    """Return the tokens of plain LaTeX in ASCII. Raises: Unreadable, e.g. for commands that are unknown."""
     if nesting > MAX_NESTING:
         raise Unreadable("too_deep")
     out: list[Token] = []

@@ -140,10 +140,7 @@ def _function_argument(cursor: Cursor) -> Node:
 
 
 def command(cursor: Cursor) -> Node:
-    """Read the value that a command starts.
-
-    Raises: Unreadable if the command starts no value.
-    """
+    """Read the value that a command starts. Raises: Unreadable if the command starts no value."""
     name = str(cursor.peek().value)
     if name in UNDONE:
         return _undone(cursor)
@@ -199,10 +196,7 @@ MAX_LABEL = 12
 
 
 def parse(text: str) -> Node:
-    """Return the tree of an answer in plain LaTeX.
-
-    Raises: Unreadable if it is not an answer of this grammar, or too long or deep.
-    """
+    """Return the tree of an answer in plain LaTeX. Raises: Unreadable if it is none, or too long or deep."""
     read = tokens(text)
     cursor = Cursor(read, bracketed, function_letters(read) if "(" in text else frozenset())
     if cursor.peek().kind == "end":
