@@ -44,7 +44,6 @@ CRITIC = {"shared": True, "loss_coef": 1.0, "clip": None, "warmup_steps": 0}
         ({"kl_in": "loss", "kl_form": "k2", "kl_coef": 0.1, "kl_cap": 10.0}, ["kl_cap", "k3_unbiased", "'k2'"]),
         ({"kl_in": "loss", "kl_coef": 0.1, "kl_cap": 0.0}, ["kl_cap", "0"]),
         ({"kl_in": "reward", "kl_form": "k1", "kl_coef": 0.1, "advantage": "normalize_then_sum"}, ["kl_in"]),
-        ({"advantage": "normalize_then_sum", "reward_clip": 1.0}, ["reward_clip"]),
         ({"advantage": "normalize_then_sum", "reward_clip": 0.1}, ["reward_clip", "component"]),
         (
             {
