@@ -19,7 +19,6 @@ from tests.source import (
     relative,
 )
 from tests.style import cycle, findings, import_graph, sources
-from verizero.pipeline.config.data import MAPPINGS, ColumnMapping, shipped_mapping
 
 RANKS = {
     part: int(rank)
@@ -204,13 +203,6 @@ class TestNames:
     def test_no_module_is_a_drawer_for_everything(self):
         files = [*code_files(), *(ROOT / "tests").rglob("*.py")]
         assert [relative(p) for p in files if {p.stem, *p.relative_to(ROOT).parts} & RESERVED_NAMES] == []
-
-
-def test_each_mapping_of_columns_is_one():
-    names = sorted(p.stem for p in MAPPINGS.glob("*.yaml"))
-    assert names
-    for name in names:
-        ColumnMapping.model_validate(shipped_mapping(name))
 
 
 class TestWords:
