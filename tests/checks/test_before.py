@@ -77,12 +77,6 @@ def test_nothing_is_found_in_a_shipped_recipe_of_a_pretrained_model():
         check_that_nothing_is_found(name)
 
 
-def test_a_healthy_recipe_of_files_has_nothing(tmp_path):
-    checks, findings = looked(recipe(tmp_path, sums()), tmp_path)
-    assert findings == {}
-    assert "120 references of math: 0 refused" in checks["references"].result
-
-
 def test_a_reference_that_its_verifier_refuses_is_found_with_its_line(tmp_path):
     rows = sums()
     rows[3] |= {"verifier": "numeric", "answer": "six"}
