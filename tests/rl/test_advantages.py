@@ -106,12 +106,6 @@ def test_best_of_k(batch: tuple[list[float], list[int], list[int]], k: int | Non
     assert solve(options, rewards, groups, lengths=lengths) == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
-def test_the_greedy_response_is_the_baseline() -> None:
-    inputs = inputs_of([1.0, 0.0, 0.5], [0, 0, 1], greedy_rewards=torch.tensor([0.25, 0.25, 1.0]))
-    found = compute_advantages(parts_of("greedy_baseline"), inputs)
-    assert per_response(found, inputs) == [0.75, -0.25, -0.5]
-
-
 GROUPED = (
     *("group_norm", "group_mean", "leave_one_out", "max_rl", "best_of_k", "group_mean_batch_norm", "optimal_baseline"),
     "batch_mean",
