@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.checks.before import CHANGE, looked, recipe, sums, write
+from tests.checks.before import CHANGE, looked, recipe, sums
+from tests.data.rows import write_rows
 from tests.stages.tiny import tiny
 from verizero.pipeline.checks.before import parts
 from verizero.pipeline.checks.before.checks import check
@@ -208,7 +209,7 @@ PAIR = {"prompt": "1+1=", "chosen": "2", "rejected": "3"}
 
 
 def of_pairs(folder, rows, **section):
-    write(folder / "pairs.jsonl", rows)
+    write_rows(folder / "pairs.jsonl", rows)
     source = {"file": "pairs.jsonl", **section.pop("source", {})}
     own = {"pairs": [source], "steps": 1, "loss": {"name": "dpo"}, **section}
     return recipe(folder, sums(), stages=["preference"], rl=None, preference=own)
