@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.config.test_load import RECIPES
 from tests.source import (
     CODE,
     PACKAGE,
@@ -152,7 +153,7 @@ class TestWhoImportsWhom:
     def test_verifiers_the_sandbox_the_command_line_and_recipes_load_no_torch(self):
         modules = [dotted(p) for p in code_files() if p.parts[len(ROOT.parts)] in ("verifiers", "sandbox")]
         modules = [m for m in modules if "._inside" not in m and ".worker" not in m]
-        assert loaded_by(LIGHT.format(modules=modules, paths=[str(p) for p in recipes()])) == set()
+        assert loaded_by(LIGHT.format(modules=modules, paths=[str(p) for p in RECIPES])) == set()
 
     @pytest.mark.run
     def test_the_flow_of_a_group_of_ranks_loads_no_torch(self):
@@ -191,12 +192,6 @@ def loaded_by(code):
     word, *found = done.stdout.split()
     assert word == "loaded"
     return set(found)
-
-
-def recipes():
-    """Every recipe; configs/data holds column mappings, configs/suites suites."""
-    configs = ROOT / "configs"
-    return sorted(p for p in configs.rglob("*.yaml") if p.parent.name not in ("data", "suites"))
 
 
 class TestNames:
