@@ -206,7 +206,11 @@ def test_nothing_before_the_tail_is_read(piece):
     assert read(piece * MAX_TAIL + tail) == read(tail)
 
 
-@pytest.mark.parametrize("piece", ["\\boxed{", "{", "}", "<think>", "</think>", "```\n", "answer is ", "#### ", "\\"])
+@pytest.mark.parametrize(
+    "piece",
+    ["\\boxed{", "{", "}", "<think>", "</think>", "```\n", "answer is ", "#### ", "\\", "```python\n", "'''\n```\n",
+     "x```\n", "`", "~", '"""', "so: ```py\nx```\n"],
+)  # fmt: skip
 def test_a_megabyte_is_read(piece):
     """A scan that is quadratic in the length would take hours here."""
     flood = piece * (1_000_000 // len(piece))
