@@ -125,14 +125,6 @@ def test_blocks_are_in_order_and_none_overlaps(lines):
     assert all(end <= start for (_, end), (start, _) in pairwise(places))
 
 
-@pytest.mark.parametrize(
-    "piece", ["```\n", "```python\n", "'''\n```\n", "x```\n", "`", "~", '"""', "so: ```py\nx```\n"]
-)
-def test_a_megabyte_is_read(piece):
-    """A scan that is quadratic in the length would take hours here."""
-    blocks_in(piece * (1_000_000 // len(piece)))
-
-
 def test_no_word_is_of_two_languages():
     words = [word for names in ALIASES.values() for word in names]
     assert len(words) == len(set(words))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.config.test_load import RECIPES
 from tests.source import (
     CODE,
     PACKAGE,
@@ -19,7 +20,6 @@ from tests.source import (
     relative,
 )
 from tests.style import cycle, findings, import_graph, sources
-from verizero.pipeline.config.data import MAPPINGS, ColumnMapping, shipped_mapping
 
 RANKS = {
     part: int(rank)
@@ -153,7 +153,7 @@ class TestWhoImportsWhom:
     def test_verifiers_the_sandbox_the_command_line_and_recipes_load_no_torch(self):
         modules = [dotted(p) for p in code_files() if p.parts[len(ROOT.parts)] in ("verifiers", "sandbox")]
         modules = [m for m in modules if "._inside" not in m and ".worker" not in m]
-        assert loaded_by(LIGHT.format(modules=modules, paths=[str(p) for p in recipes()])) == set()
+        assert loaded_by(LIGHT.format(modules=modules, paths=[str(p) for p in RECIPES])) == set()
 
     @pytest.mark.run
     def test_the_flow_of_a_group_of_ranks_loads_no_torch(self):
@@ -194,23 +194,10 @@ def loaded_by(code):
     return set(found)
 
 
-def recipes():
-    """Every recipe; configs/data holds column mappings, configs/suites suites."""
-    configs = ROOT / "configs"
-    return sorted(p for p in configs.rglob("*.yaml") if p.parent.name not in ("data", "suites"))
-
-
 class TestNames:
     def test_no_module_is_a_drawer_for_everything(self):
         files = [*code_files(), *(ROOT / "tests").rglob("*.py")]
         assert [relative(p) for p in files if {p.stem, *p.relative_to(ROOT).parts} & RESERVED_NAMES] == []
-
-
-def test_each_mapping_of_columns_is_one():
-    names = sorted(p.stem for p in MAPPINGS.glob("*.yaml"))
-    assert names
-    for name in names:
-        ColumnMapping.model_validate(shipped_mapping(name))
 
 
 class TestWords:

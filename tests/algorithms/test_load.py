@@ -130,19 +130,6 @@ def test_every_file_says_its_source_and_describes_every_parameter(name: str) -> 
     assert [key for key, field in module.Params.model_fields.items() if not field.description] == []
 
 
-@pytest.mark.parametrize(
-    ("name", "params", "right"),
-    [
-        ("sapo", {"zzzz": 1}, "tau_positive"),
-        ("dapo", {"clip_high": -1}, "clip_high = -1.* 0"),
-        ("gspo", {"clip_high": 0.2}, "wide_sequence_clip"),
-    ],
-)
-def test_wrong_parameters_say_what_is_right(name: str, params: dict[str, Any], right: str) -> None:
-    with pytest.raises(ConfigError, match=right):
-        load_algorithm(name, params)
-
-
 @pytest.mark.parametrize("name", [*TABLE, "custom"])
 def test_every_way_from_a_recipe_to_parts_checks_them(name: str) -> None:
     """`rules.check` alone refuses an unknown name in `allow`, so this shows that it ran."""

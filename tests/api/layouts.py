@@ -26,7 +26,7 @@ def math_500(i: int) -> Row:
 def dapo_math(i: int) -> Row:
     return {
         "data_source": "math_dapo",
-        "prompt": [{"role": "user", "content": f"Solve: {i}+2"}],
+        "prompt": [{"role": "user", "content": f"Solve: {i}+2. Answer: $Answer"}],
         "ability": "MATH",
         "reward_model": {"ground_truth": str(i + 2), "style": "rule-lighteval/MATH_v2"},
         "extra_info": {"index": f"id-{i}"},

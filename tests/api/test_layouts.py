@@ -1,4 +1,4 @@
-"""A layout of each kind trains two steps by one call, and rows that cannot are refused with the remedy."""
+"""A layout of each kind trains two steps by one call."""
 
 import json
 
@@ -69,9 +69,3 @@ def test_a_recipe_of_rows_without_verifiers_is_checked_and_has_nothing_to_try(mo
     assert "no row is graded" in said
     assert main(["try", recipe]) != 0
     assert "no training prompts that are graded" in capsys.readouterr().err
-
-
-def test_calls_without_a_reward_are_refused_with_the_remedy(models, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(vz.VerizeroError, match="question is 'query', answer 'answers'; not used: 'id', 'tools'"):
-        vz.train(models / "plain", [layouts.tool_calls(i) for i in range(20)], name="run", steps=2, quiet=True)

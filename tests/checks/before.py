@@ -1,11 +1,11 @@
 """Recipes of a few sums for the checks before training, and what is found in them."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 from tests.data.chat_templates import END, TEMPLATES, bare_tokenizer
+from tests.data.rows import write_rows
 from tests.stages.tiny import TREE, tiny
 from verizero.pipeline.checks.before.checks import check
 from verizero.pipeline.checks.finding import Checked, Finding
@@ -17,11 +17,6 @@ from verizero.pipeline.models.load import create_model, save_folder
 NUM = 40
 CHANGE = re.compile(r"--set '?([\w.]+=(?:\{[^}]*\}|[^\s,']+))")
 """A change of a recipe in the text of a remedy."""
-
-
-def write(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write rows of JSON."""
-    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
 
 
 def sums(num: int = NUM, **columns: Any) -> list[dict[str, Any]]:
@@ -42,7 +37,7 @@ def recipe(
             for i, r in enumerate(sums(80))
         ]
     for name, rows in (("train", train), ("evaluation", held_out)):
-        write(folder / f"{name}.jsonl", rows)
+        write_rows(folder / f"{name}.jsonl", rows)
     data = {"train": [{"file": "train.jsonl"}], "evaluation": [{"file": "evaluation.jsonl"}]}
     return tiny({"stages": ["rl"], "sft": None, **changes, "data": data | changes.get("data", {})})
 

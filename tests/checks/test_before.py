@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.checks.before import CHANGE, looked, recipe, sums, write
+from tests.checks.before import CHANGE, looked, recipe, sums
+from tests.data.rows import write_rows
 from tests.stages.tiny import tiny
 from verizero.pipeline.checks.before import parts
 from verizero.pipeline.checks.before.checks import check
@@ -75,12 +76,6 @@ def test_nothing_is_found_in_a_shipped_recipe_of_a_pretrained_model():
     assert pretrained
     for name in pretrained:
         check_that_nothing_is_found(name)
-
-
-def test_a_healthy_recipe_of_files_has_nothing(tmp_path):
-    checks, findings = looked(recipe(tmp_path, sums()), tmp_path)
-    assert findings == {}
-    assert "120 references of math: 0 refused" in checks["references"].result
 
 
 def test_a_reference_that_its_verifier_refuses_is_found_with_its_line(tmp_path):
@@ -214,7 +209,7 @@ PAIR = {"prompt": "1+1=", "chosen": "2", "rejected": "3"}
 
 
 def of_pairs(folder, rows, **section):
-    write(folder / "pairs.jsonl", rows)
+    write_rows(folder / "pairs.jsonl", rows)
     source = {"file": "pairs.jsonl", **section.pop("source", {})}
     own = {"pairs": [source], "steps": 1, "loss": {"name": "dpo"}, **section}
     return recipe(folder, sums(), stages=["preference"], rl=None, preference=own)

@@ -30,14 +30,10 @@ def test_a_template_of_another_model_is_found(tmp_path):
     assert CHANGE.findall(finding.remedy) == ["data.template=plain"]
 
 
-def test_marks_in_letters_are_a_note_where_a_token_ends_turns(tmp_path):
-    _, findings = looked(of_chat(tmp_path, chat_model(tmp_path, FOREIGN.replace("<|end|>", END))), tmp_path)
-    assert findings["other_template"].level == "note"
-
-
-def test_chat_without_a_chat_template_is_found(tmp_path):
-    _, findings = looked(of_chat(tmp_path, chat_model(tmp_path, None)), tmp_path)
-    assert findings["other_template"].level == "problem"
+@pytest.mark.parametrize(("template", "level"), [(FOREIGN.replace("<|end|>", END), "note"), (None, "problem")])
+def test_no_template_is_a_problem_and_marks_in_letters_a_note_where_a_token_ends_turns(template, level, tmp_path):
+    _, findings = looked(of_chat(tmp_path, chat_model(tmp_path, template)), tmp_path)
+    assert findings["other_template"].level == level
 
 
 @pytest.mark.parametrize(("name", "level"), [("plain", "warning"), ("r1_zero", "note")])

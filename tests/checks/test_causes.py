@@ -114,8 +114,19 @@ def with_steps(change, stage="rl", of=None):
     return replace(run, imitation=tuple(steps)) if stage == "sft" else replace(run, steps=tuple(steps))
 
 
-def changed(change, stage="rl"):
-    return diagnose(with_steps(change, stage))
+def with_rows(run, change):
+    """The run with `change(row)` in the row of each sample."""
+    return replace(run, samples=tuple(replace(s, row=replace(s.row, **change(s.row))) for s in run.samples))
+
+
+def with_pass_at_1(evaluation, **numbers):
+    domains = copy.deepcopy(dict(evaluation.row.domains))
+    domains["sums"]["pass@1"].update(numbers)
+    return replace(evaluation, row=replace(evaluation.row, domains=domains))
+
+
+def changed(change):
+    return diagnose(with_steps(change))
 
 
 NEAR = {
@@ -212,10 +223,7 @@ def test_a_run_that_has_learned_its_task_is_not_blamed_for_it(share, too_easy):
         metrics["correct/mean/sums"] = share_right
 
     run = with_steps(learned)
-    last = run.evaluations[-1]
-    domains = copy.deepcopy(dict(last.row.domains))
-    domains["sums"]["pass@1"]["value"] = share
-    run = replace(run, evaluations=(*run.evaluations[:-1], replace(last, row=replace(last.row, domains=domains))))
+    run = replace(run, evaluations=(*run.evaluations[:-1], with_pass_at_1(run.evaluations[-1], value=share)))
     levels = {f.cause: f.level for f in diagnose(run)}
     assert levels == {"length_cap": "note", "prompts_repeat": "note"} | ({"too_easy": too_easy} if too_easy else {})
 
@@ -271,8 +279,7 @@ def test_a_share_of_right_responses_is_that_of_the_run_or_of_verdicts_that_are_a
 
 def scored(run, change):
     """The run with other scores, and rewards that are the scores."""
-    rows = [replace(s.row, score=change(s.row.score), reward=change(s.row.score)) for s in run.samples]
-    return replace(run, samples=tuple(replace(s, row=row) for s, row in zip(run.samples, rows, strict=True)))
+    return with_rows(run, lambda row: {"score": change(row.score), "reward": change(row.score)})
 
 
 def test_an_answer_that_is_accepted_once_shows_no_wrong_reference(diagnosed):
@@ -289,14 +296,9 @@ def test_partial_credit_is_no_fooled_verifier():
     """A high mean reward and few right answers, in training as on held-out prompts, of references that are texts."""
     for right, wanted in ((0.4, False), (0.99, True)):
         run = with_steps(lambda m, _, r=right: m.update({"reward/mean/sums": 0.99, "correct/mean/sums": r}))
-        last = run.evaluations[-1]
-        domains = copy.deepcopy(dict(last.row.domains))
-        domains["sums"]["pass@1"] = {"value": 0.42, "low": 0.38, "high": 0.46}
-        run = replace(
-            run,
-            samples=tuple(replace(s, row=replace(s.row, extracted="a text")) for s in run.samples),
-            evaluations=(*run.evaluations[:-1], replace(last, row=replace(last.row, domains=domains))),
-        )
+        *before, last = run.evaluations
+        last = with_pass_at_1(last, value=0.42, low=0.38, high=0.46)
+        run = replace(with_rows(run, lambda row: {"extracted": "a text"}), evaluations=(*before, last))
         assert (place_of("false_positives", diagnose(run)) is not None) == wanted
 
 
@@ -304,8 +306,7 @@ def test_components_are_blamed_where_they_rank_wrong_responses_first():
     for worth, reward, wanted in ((9.0, 5.0, False), (-9.0, 5.0, True), (-9.0, 1.0, False)):
         components = {"reward/component/0": 0.5, "reward/component/1": 0.5, "reward/sampled": reward}
         run = with_steps(lambda m, _, components=components: m.update(components))
-        rows = [replace(s.row, reward=s.row.score * (1 + worth)) for s in run.samples]
-        run = replace(run, samples=tuple(replace(s, row=row) for s, row in zip(run.samples, rows, strict=True)))
+        run = with_rows(run, lambda row, worth=worth: {"reward": row.score * (1 + worth)})
         assert (place_of("reward_scales", diagnose(run)) is not None) == wanted
 
 
@@ -313,8 +314,7 @@ def test_longer_responses_are_excused_by_more_right_ones_unless_length_is_paid()
     """The healthy run with twice the tokens at its end, and with a reward that pays for each token."""
     run = with_steps(lambda m, number: m.update({"length/mean": 13.0 if number < 15 else 26.0}))
     assert place_of("length_drift", diagnose(run)) is None
-    paid = [replace(s.row, reward=s.row.score + 0.1 * s.row.length) for s in run.samples]
-    run = replace(run, samples=tuple(replace(s, row=row) for s, row in zip(run.samples, paid, strict=True)))
+    run = with_rows(run, lambda row: {"reward": row.score + 0.1 * row.length})
     assert place_of("length_drift", diagnose(run)) == 0
 
 
@@ -364,11 +364,7 @@ def test_a_model_that_likes_wrong_responses_is_found_in_a_later_stage_too(trend,
 
     run = with_steps(graded, of=scored(healthy(), lambda score: 0.3 + 0.5 * score))
     first, last = run.evaluations
-    fallen = []
-    for e in (first, last):
-        domains = copy.deepcopy(dict(e.row.domains))
-        domains["sums"]["pass@1"].update(value=after, low=after - 0.05, high=after + 0.05)
-        fallen.append(replace(e, row=replace(e.row, domains=domains)))
+    fallen = (with_pass_at_1(e, value=after, low=after - 0.05, high=after + 0.05) for e in (first, last))
     run = replace(run, evaluations=(replace(first, line=first.line - 1), *fallen))
     assert ("false_positives" in {f.cause for f in diagnose(run)}) == is_found
 

@@ -196,10 +196,6 @@ class TestOverrides:
         plain, changed = (yaml.safe_load(dump(tiny(overrides=own))) for own in ((), [f"{path}={text}"]))
         assert value_at(changed, path) == value != value_at(plain, path)
 
-    def test_makes_a_section_that_was_not_there(self):
-        config = tiny(overrides=["train.lora.rank=4"])
-        assert config.train.lora.rank == 4
-
     def test_the_last_one_of_a_field_counts(self):
         assert tiny(overrides=["seed=1", "seed=2"]).seed == 2
 

@@ -4,25 +4,22 @@ import json
 import math
 import re
 import runpy
-from pathlib import Path
 
 import pytest
 
 from benchmarks.presets import on_job
+from tests.config.test_load import CONFIGS, RECIPES
 from tests.stages.parity import VERIFIER
 from tests.stages.sessions import train_model
 from tests.stages.tiny import SUMS, tiny
 from verizero.pipeline import registry
 from verizero.pipeline.algorithms.base import load_algorithm
 from verizero.pipeline.config.load import load_recipe, read_tree
-from verizero.pipeline.config.recipes import OTHER_FOLDERS
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.plan.devices import DEVICES
 from verizero.pipeline.plan.estimate import plans
 from verizero.pipeline.plan.memory import GIB
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-RECIPES = sorted(p for p in CONFIGS.rglob("*.yaml") if p.parent.name not in OTHER_FOLDERS)
 ALGORITHMS = sorted((CONFIGS / "algorithms").glob("*.yaml"))
 OPTIONS = sorted((CONFIGS / "options").glob("*.yaml"))
 APART = ["custom", "flash_reinforce", "gdpo", "grpo_process", "kl_cov", "pass_at_k", "ppo", "remax", "vapo"]

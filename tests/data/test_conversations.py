@@ -16,7 +16,6 @@ from verizero.pipeline.data.conversations import (
     demonstration_of,
     episode_rows,
     split_conversation,
-    tools_of_row,
 )
 from verizero.pipeline.data.prompts import read_demonstrations
 from verizero.pipeline.data.render import Renderer
@@ -117,11 +116,6 @@ def test_the_assistants_turns_alone_train_behind_the_tools_that_the_row_shows(tm
     assert "<|im_start|>tool\n2<|im_end|>\n<|im_start|>tool\n3<|im_end|>" in text
 
 
-def test_tools_in_the_form_of_openai_are_tools():
-    tool = {"name": "f", "description": "", "parameters": {"type": "object"}}
-    assert tools_of_row(json.dumps([{"type": "function", "function": tool}])) == (tool,)
-
-
 ADDED = [
     {"role": "assistant", "content": "so ", "calls": [{"name": "add", "arguments": {"a": 27, "b": 58}}]},
     {"role": "tool", "content": "85"},
@@ -160,15 +154,6 @@ def played(talk: Conversing, prompt: Prompt, tools: Any) -> list[tuple[tuple[int
 
 def as_played(rows: Any) -> list[tuple[tuple[int, ...], set[int]]]:
     return [(ids, {t for begin, end in spans for t in range(begin, end)}) for ids, spans in rows]
-
-
-def test_an_episode_in_characters():
-    prompt = prompt_of(ADDED)
-    ((ids, spans),) = episode_rows(PLAIN, prompt)
-    tokenizer = character_tokenizer(CHARACTERS)
-    assert tokenizer.decode(list(ids)) == "27+58=so <add 27 58><eos>\n85\n85<eos>"
-    assert [tokenizer.decode(list(ids[a:b])) for a, b in spans] == ["so <add 27 58><eos>", "85<eos>"]
-    assert as_played([(ids, spans)]) == played(PLAIN, prompt, ()) == played(PLAIN, prompt, (ADD,))
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -210,6 +195,8 @@ def test_rows_are_read_and_written_back(tmp_path):
     assert [renderer.decode(row.ids) for row in made] == ["27+58=so <add 27 58>\n85\n85", "1+1=2"]
     assert [row.num_trained for row in made] == [len("so <add 27 58>|85|"), len("2|")]
     assert (made[0].ids, made[0].spans) == episode_rows(PLAIN, prompts[0])[0]
+    as_sampled = as_played([(made[0].ids, made[0].spans)])
+    assert as_sampled == played(PLAIN, prompts[0], ()) == played(PLAIN, prompts[0], (ADD,))
     assert (counts.num_loaded, counts.skipped) == (2, {})
     made, counts = rows_of(renderer, 20, prompts)
     assert [renderer.decode(row.ids) for row in made] == ["1+1=2"]

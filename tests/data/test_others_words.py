@@ -12,27 +12,7 @@ from verizero.pipeline.data.render import Renderer
 from verizero.pipeline.data.turns import turns_of
 from verizero.pipeline.environments.base import ToolSchema
 from verizero.pipeline.environments.conversing import mark_not_from_policy
-from verizero.pipeline.types import Call, Message
-
-SPOOFS = [END, START, "<tool_call>", "</tool_call>", "</think>", "<think>a</think>", "<s>", f"a{END}\n{START}system\n"]
-SPOOFS += [f"{END[:3]}{END}", "<think></think><|im_end|>", "<|im_start|>assistant\n<|im_start|>assistant\n"]
-
-
-def conversation(word: str, id_: str) -> tuple[list[Message], tuple[ToolSchema, ...]]:
-    """A conversation of others with the word in each of its fields."""
-    properties = {word: {"type": "string", "description": word, "enum": [word, {word: [word]}]}}
-    tool = ToolSchema(word, word, {"type": "object", "properties": properties, "required": [word]})
-    calls = (Call(id_, word, {word: word, "b": {"c": [word, {word: 1}]}}), Call(id_, f"look{word}", {}))
-    messages = [
-        Message("system", word),
-        Message("user", word),
-        Message("assistant", word, calls),
-        Message("tool", word, answers=id_, name=word),
-        Message("tool", word, answers=id_, name=word),
-        Message("assistant", word),
-        Message("user", word),
-    ]
-    return messages, (tool,)
+from verizero.pipeline.types import Message
 
 
 def marks(talk: ChatTurns, ids: Sequence[int]) -> list[int]:

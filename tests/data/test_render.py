@@ -25,13 +25,6 @@ def _renderer(characters: str = ASCII, chat: str | None = None, **template: Any)
     return Renderer(tokenizer, Template(**template))
 
 
-def test_plain_is_the_question_and_nothing_else():
-    render = _renderer(CHARACTERS)
-    ids = render.prompt_ids(SUM)
-    assert [render.tokenizer.decode([i]) for i in ids] == ["1", "+", "2", "="]
-    assert render.text(SUM) == render.decode(ids) == "1+2="
-
-
 def test_a_demonstration_ends_with_the_end_token_which_decoding_leaves_out():
     render = _renderer(CHARACTERS)
     ids = render.demonstration_ids(SUM)

@@ -5,6 +5,7 @@ import json
 import pytest
 import yaml
 
+from tests.api.layouts import dapo_math
 from tests.data.rows import jsonl, load, parquet
 from tests.stages.tiny import TREE
 from verizero.pipeline.config.load import load_recipe
@@ -99,21 +100,12 @@ def test_math(tmp_path):
 
 
 def test_dapo_math(tmp_path):
-    def row(index, answer):
-        return {
-            "data_source": "math_dapo",
-            "prompt": [{"content": f"Solve {index}. Answer: $Answer", "role": "user"}],
-            "ability": "MATH",
-            "reward_model": {"ground_truth": answer, "style": "rule-lighteval/MATH_v2"},
-            "extra_info": {"index": index},
-        }
-
-    rows = [row("x", "34"), row("y", "-1"), row("x", "34")]
+    rows = [dapo_math(i) for i in (3, 4, 3)]
     for file in (parquet(tmp_path, rows), jsonl(tmp_path, rows)):
         loaded = load(tmp_path, file=file, mapping="dapo_math", on_duplicate_id="skip")
         assert [(p.id, p.reference, p.question) for p in loaded] == [
-            ("x", "34", "Solve x. Answer: $Answer"),
-            ("y", "-1", "Solve y. Answer: $Answer"),
+            ("id-3", "5", "Solve: 3+2. Answer: $Answer"),
+            ("id-4", "6", "Solve: 4+2. Answer: $Answer"),
         ]
-        with pytest.raises(DataError, match=r"(line|row) 3: .*'x'.* (line|row) 1 .*on_duplicate_id"):
+        with pytest.raises(DataError, match=r"(line|row) 3: .*'id-3'.* (line|row) 1 .*on_duplicate_id"):
             load(tmp_path, file=file, mapping="dapo_math")

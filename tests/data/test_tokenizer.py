@@ -39,19 +39,16 @@ def test_a_saved_one_is_the_same_whatever_model_it_lies_beside(reloaded):
     assert isinstance(reloaded, PreTrainedTokenizerFast)
     assert reloaded.get_vocab() == made.get_vocab()
     text = "  a , b .  n't <eos>\n\n <pad> 27+58=<think>15 8</think>\\boxed{85}\té€𝄞日 "
-    assert reloaded(text)["input_ids"] == made(text)["input_ids"]
-    assert reloaded.decode(reloaded(text)["input_ids"]) == text
+    ids = reloaded(text)["input_ids"]
+    assert ids == made(text)["input_ids"]
+    assert len(ids) == len(text)
+    assert not {0, 1} & set(ids), "special tokens that a text spells are text"
+    assert reloaded.decode(ids) == text
     assert (reloaded.pad_token, reloaded.eos_token) == (PAD, EOS)
     assert (reloaded.pad_token_id, reloaded.eos_token_id) == (0, 1)
     assert (reloaded.bos_token_id, reloaded.unk_token_id) == (None, None)
     assert reloaded.padding_side == "left"
     assert unknown_characters(reloaded, "a#b#Z") == "#Z"
-
-
-def test_special_tokens_written_in_a_text_are_text(reloaded):
-    ids = reloaded(f"1{EOS}{PAD}")["input_ids"]
-    assert len(ids) == 11
-    assert not {0, 1} & set(ids)
 
 
 def test_the_default_set_knows_the_built_in_domains_in_every_form():

@@ -52,9 +52,9 @@ def played(threads: Any, engine: Any, samples: int = 1, max_turns: int = 6, task
     return play(engine, episodes, [prompt], samples, Sampling(24), 0, "rl", 0)
 
 
-def text_of(rollout: Rollout) -> str:
-    (turns,) = rows(rollout)
-    return str(TOKENIZER.decode([i for t in turns for i in (*t.observed, *t.sampled)], skip_special_tokens=True))
+def texts_of(rollout: Rollout) -> list[str]:
+    ids = ([i for t in row for i in (*t.observed, *t.sampled)] for row in rows(rollout))
+    return [str(TOKENIZER.decode(own, skip_special_tokens=True)) for own in ids]
 
 
 def leftovers() -> list[str]:
@@ -70,7 +70,7 @@ def test_two_programs_are_played_by_their_url_alone_and_give_equal_rows(threads)
         assert len(rollouts) == samples
         for rollout in rollouts:
             assert (rollout.episode.ending, rollout.answer) == ("done", "23"), rollout.episode.outcome
-            assert text_of(rollout) == "1 to 32?16\nhigher\nx\na number from 1 to 32\n23"
+            assert texts_of(rollout) == ["1 to 32?16\nhigher\nx\na number from 1 to 32\n23"]
             assert [t.number for t in rollout.turns] == [0, 1, 2]
             assert len(rollout.episode.rows) == 1, f"{name}: its copies of the history extend the row"
         of_wires.append(rows(rollouts[0]))
@@ -103,7 +103,7 @@ def test_a_program_lends_the_policy_its_own_tools(threads):
     engine = engine_of("<mul 47 60>", "so <add 2820 43>", "2863")
     (rollout,) = played(threads, engine, task="47*60+43=", command=[sys.executable, "-c", WITH_TOOLS])
     assert (rollout.episode.ending, rollout.answer) == ("done", "2863"), rollout.episode.outcome
-    assert text_of(rollout) == "47*60+43=<mul 47 60>\n2820\nso <add 2820 43>\n2863\n2863"
+    assert texts_of(rollout) == ["47*60+43=<mul 47 60>\n2820\nso <add 2820 43>\n2863\n2863"]
     assert len(rollout.episode.rows) == 1, "its copies of the history extend the row"
 
 
@@ -192,11 +192,7 @@ def test_a_nested_conversation_is_a_branch_and_the_first_one_continues(threads):
     )
     (rollout,) = played(threads, engine_of("go", "ok", "no"), command=[sys.executable, "-c", code])
     assert rollout.episode.ending == "done", rollout.episode.outcome
-    texts = [
-        TOKENIZER.decode([i for t in row for i in (*t.observed, *t.sampled)], skip_special_tokens=True)
-        for row in rows(rollout)
-    ]
-    assert texts == ["plan go\ngo\nok", "side go", "plan go\nother\nok"]
+    assert texts_of(rollout) == ["plan go\ngo\nok", "side go", "plan go\nother\nok"]
     assert [[t.trains for t in row] for row in rows(rollout)] == [[True, True], [True], [False, True]]
     assert [t.number for t in rollout.turns] == [0, 1, 2, 3]
     assert rollout.episode.counts["forks/history"] == 1

@@ -341,9 +341,6 @@ class TestStreams:
         with pytest.raises(ConnectionRefusedError):
             connected(service)
 
-    def test_a_service_that_never_began_can_be_closed(self):
-        Service(answer).close()
-
     def test_an_address_of_version_6(self):
         try:
             socket.create_server(("::1", 0), family=socket.AF_INET6).close()

@@ -120,18 +120,14 @@ def test_names_files_and_copies_stay(tmp_path, monkeypatch):
         assert float(model(input_ids=ids, use_cache=False).logits.abs().max()) == 0.0
 
 
-def broken(plain: Any, is_deterministic: bool) -> Any:
+def failing(error: Exception) -> Any:
     def fails(*args, **named):
-        raise OSError("no compiler")
+        raise error
 
-    return fails
+    return lambda plain, is_deterministic: fails
 
 
-def full(plain: Any, is_deterministic: bool) -> Any:
-    def fails(*args, **named):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    return fails
+broken = failing(OSError("no compiler"))
 
 
 def wrong(plain: Any, is_deterministic: bool) -> Any:
@@ -162,7 +158,7 @@ def test_what_fails_or_differs_is_not_used_and_is_counted(code, why, monkeypatch
 
 
 def test_a_gpu_that_is_full_is_no_reason_to_compute_without_compilation(monkeypatch):
-    monkeypatch.setattr(compiled, "_compiled", full)
+    monkeypatch.setattr(compiled, "_compiled", failing(torch.OutOfMemoryError("CUDA out of memory")))
     model, compiling = model_of(), Compiling("on")
     compile_blocks(model, compiling)
     recompute_activations(model)

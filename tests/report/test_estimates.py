@@ -4,7 +4,6 @@ from collections import Counter
 from itertools import combinations
 from statistics import fmean
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -61,17 +60,6 @@ def test_majority_is_the_mean_over_every_subset(samples, data):
     k = data.draw(st.integers(1, len(samples)))
     correct, answers = zip(*samples, strict=True)
     assert maj_at_k(correct, answers, k) == pytest.approx(slow_majority(samples, k))
-
-
-def test_pass_at_k_is_unbiased_where_the_plug_in_is_not():
-    """With true rate p, E[estimate] over binomial draws is 1 - (1 - p)^k; 1 - (1 - c/n)^k is too low."""
-    p, n, k = 0.2, 10, 5
-    chance = [float(np.prod([(n - i) / (i + 1) for i in range(c)]) * p**c * (1 - p) ** (n - c)) for c in range(n + 1)]
-    expected = sum(w * pass_at_k(n, c, k) for c, w in enumerate(chance))
-    plug_in = sum(w * (1 - (1 - c / n) ** k) for c, w in enumerate(chance))
-    truth = 1 - (1 - p) ** k
-    assert expected == pytest.approx(truth)
-    assert truth - plug_in > 0.02
 
 
 def test_pass_at_k_holds_for_more_samples_than_a_float_can_count():

@@ -56,21 +56,6 @@ def test_values_and_gradients(temperature: float) -> None:
             assert float(logits.grad[i, j]) == pytest.approx((sides[0] - sides[1]) / 2e-6, rel=1e-6, abs=1e-7)
 
 
-@pytest.mark.usefixtures("tiny_chunks")
-def test_logits_of_minus_infinity_have_no_part() -> None:
-    rows, targets = random_logits(1)
-    for row, y in zip(rows, targets, strict=True):
-        row[(y + 1) % 7] = -math.inf
-    logits = torch.tensor(rows, dtype=torch.float64, requires_grad=True)
-    found, entropy = logprobs_and_entropy(logits, torch.tensor(targets))
-    expected = [slow(row, y, 1.0) for row, y in zip(rows, targets, strict=True)]
-    assert found.tolist() == pytest.approx([e[0] for e in expected], rel=1e-12)
-    assert entropy.tolist() == pytest.approx([e[1] for e in expected], rel=1e-12)
-    (found.sum() + entropy.sum()).backward()
-    assert bool(torch.isfinite(logits.grad).all())
-    assert all(float(logits.grad[i, (y + 1) % 7]) == 0.0 for i, y in enumerate(targets))
-
-
 def test_half_precision_logits_are_summed_in_float32() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = (torch.randn(4, 5000, generator=generator) * 3).bfloat16()

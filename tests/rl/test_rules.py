@@ -44,7 +44,6 @@ CRITIC = {"shared": True, "loss_coef": 1.0, "clip": None, "warmup_steps": 0}
         ({"kl_in": "loss", "kl_form": "k2", "kl_coef": 0.1, "kl_cap": 10.0}, ["kl_cap", "k3_unbiased", "'k2'"]),
         ({"kl_in": "loss", "kl_coef": 0.1, "kl_cap": 0.0}, ["kl_cap", "0"]),
         ({"kl_in": "reward", "kl_form": "k1", "kl_coef": 0.1, "advantage": "normalize_then_sum"}, ["kl_in"]),
-        ({"advantage": "normalize_then_sum", "reward_clip": 1.0}, ["reward_clip"]),
         ({"advantage": "normalize_then_sum", "reward_clip": 0.1}, ["reward_clip", "component"]),
         (
             {
@@ -94,6 +93,8 @@ GAE = {"credit": "turn_gae"}
 @pytest.mark.parametrize(
     ("name", "params", "says"),
     [
+        ("sapo", {"zzzz": 1}, "tau_positive"),
+        ("gspo", {"clip_high": 0.2}, "wide_sequence_clip"),
         ("grpo", {"mismatch_reject": {"mean_k4": 1.0}}, "mismatch_reject.*mean_k"),
         ("grpo", {"mismatch_reject": {"mean_k1": [1.0, -1.0]}}, r"mismatch_reject.mean_k1 .* 1 and -1"),
         ("ppo", TURNS, "credits each token already; with a critic set credit: turn_gae"),
@@ -115,7 +116,7 @@ GAE = {"credit": "turn_gae"}
         ("grpo_process", {"credit_std": "group"}, "credit_std is 'group' but credit 'process'"),
     ],
 )
-def test_what_a_preset_would_leave_out_is_refused(name: str, params: dict[str, Any], says: str) -> None:
+def test_what_a_preset_does_not_know_or_leaves_out_is_refused(name: str, params: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         load_algorithm(name, params)
 

@@ -66,19 +66,6 @@ def test_an_idle_server_helps_the_one_with_the_longest_queue():
     assert [deal.take(server) for server in servers] == [None] * 3
 
 
-def test_what_a_lost_server_owes_goes_to_the_others():
-    requests = [Request((1,), (10, 11, 12)), Request((2,), (20, 21))]
-    deal = deal_of(requests, [A, B])
-    first = deal.take(A)
-    assert first == (0, 0)
-    deal.lose(A, first)
-    assert deal.take(A) is None
-    taken = []
-    while (index := deal.take(B)) is not None:
-        taken.append(index)
-    assert sorted(taken) == all_of(requests)
-
-
 def test_after_a_stop_nobody_takes_more():
     deal = deal_of([Request((1,), (1, 2, 3))], [A, B])
     assert deal.take(A) == (0, 0)

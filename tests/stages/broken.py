@@ -10,12 +10,12 @@ from typing import Any
 
 from tests.source import ROOT
 from tests.stages.kill_driver import KILLS, fingerprint
+from tests.stages.sessions import run_all
 from tests.warm import warm
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.saving import save_final
-from verizero.pipeline.whole_run import items_by_stage, run_items
 
 
 class Broken(BaseException):
@@ -39,8 +39,7 @@ def run(config: RunConfig, folder: Path, breaks: tuple[str, int] | None = None) 
         return call
 
     with open_run(config, folder.parent, folder, "auto", Progress()) as session:
-        for _, items in items_by_stage(session.run, session.state):
-            run_items(session, items, wrap)
+        run_all(session, wrap)
         save_final(session.run, session.workers.backend)
 
 

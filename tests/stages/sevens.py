@@ -1,11 +1,11 @@
 """A recipe that learns within seconds: RL from random weights towards responses of sevens."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from tests.stages.tiny import tiny
 from verizero.pipeline.config.yaml_reader import merge
+from verizero.pipeline.host.disk import read_jsonl
 
 VERIFIER = """
 from verizero.pipeline.types import Attempt, Verdict
@@ -49,8 +49,7 @@ def write_verifier(folder: Path) -> None:
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [line["metrics"] for line in lines if line["kind"] == "step"]
+    return [line["metrics"] for line in read_jsonl(folder / "metrics.jsonl") if line["kind"] == "step"]
 
 
 def learned(folder: Path) -> float:

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from tests.launch.runs import lines_without_times
 from tests.stages.sessions import go
 from tests.stages.start import start
 from tests.stages.test_ended import rewrite_judge
 from tests.stages.test_stale import rows
 from tests.stages.tiny import tiny
 from verizero.pipeline.config.run import RunConfig
-from verizero.pipeline.report.row_types import VARYING
 from verizero.pipeline.run.callbacks import STOP, Event
 
 pytestmark = [pytest.mark.run, pytest.mark.usefixtures("pageless")]
@@ -39,11 +39,8 @@ def base(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def steps(base: Path, stage: str = "rl") -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (base / "run" / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {k: v for k, v in r.items() if k not in VARYING} for r in lines if (r["kind"], r["stage"]) == ("step", stage)
-    ]
+def steps(base: Path) -> list[dict[str, Any]]:
+    return [r for r in lines_without_times(base / "run") if (r["kind"], r["stage"]) == ("step", "rl")]
 
 
 def changes(base: Path) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """Ends of runs, for each reason: run.json, summary.json, run.log and `verizero diagnose`; and runs without graders."""
 
+import errno
 import json
 import os
 import signal
@@ -125,13 +126,14 @@ class TerminationSignal(BaseException):
     """As Prefect raises it for a cancelled flow."""
 
 
-def test_a_cancelled_flow_and_an_error_that_ctrl_c_led_to_are_interruptions() -> None:
+def test_a_cancelled_flow_an_error_that_ctrl_c_led_to_and_a_full_disk_have_their_reasons() -> None:
     ended = ended_by(TerminationSignal(), "round 1 step 2")
     assert (ended.reason, ended.where) == ("interrupted", "round 1 step 2")
     assert ended.message.startswith("ended from outside (TerminationSignal)")
     error = RuntimeError("a library's own words")
     error.__cause__ = KeyboardInterrupt()
     assert ended_by(error, "").reason == "interrupted"
+    assert ended_by(OSError(errno.ENOSPC, "No space left on device"), "").reason == "disk_full"
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.launch.runs import lines_without_times
 from tests.report.test_page import Reader
 from tests.stages.sessions import lines, lose, rows, session_of, train_round, weights
 from tests.stages.start import ONLY_RL, start
@@ -14,9 +15,7 @@ from verizero.pipeline.loop.phases import unwrapped
 from verizero.pipeline.report.page import build_page
 from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.report.result import result_lines
-from verizero.pipeline.report.row_types import VARYING
 from verizero.pipeline.report.summary import build_summary
-from verizero.pipeline.run.session import Session
 from verizero.pipeline.run.state import Item
 from verizero.pipeline.scoring.score import EarlyGrading
 from verizero.pipeline.stages.evaluate import evaluate
@@ -24,10 +23,6 @@ from verizero.pipeline.types import Verdict
 from verizero.pipeline.whole_run import train
 
 pytestmark = pytest.mark.run  # whole runs
-
-
-def without_times(session: Session) -> list[dict[str, Any]]:
-    return [{k: v for k, v in row.items() if k not in VARYING} for row in rows(session)]
 
 
 def test_weights_and_lines_are_those_of_grading_at_the_end(tmp_path: Path) -> None:
@@ -42,7 +37,7 @@ def test_weights_and_lines_are_those_of_grading_at_the_end(tmp_path: Path) -> No
         with session_of(tmp_path / str(overlap), **changes) as session:
             train_round(session)
             evaluate(session, Item("evaluate", "rl", "end"), unwrapped)
-            ends.append(([w.tolist() for w in weights(session)], without_times(session)))
+            ends.append(([w.tolist() for w in weights(session)], lines_without_times(session.run.folder)))
     assert ends[0] == ends[1]
 
 

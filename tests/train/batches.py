@@ -173,7 +173,7 @@ def gradient_of(backend: Backend) -> torch.Tensor:
 
 def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
     """Greatest difference between two sets of weights."""
-    return max(float((a[k] - b[k]).abs().max()) for k in a)
+    return max(float((a[k] - b[k]).abs().max()) for k in b)
 
 
 def without_tree(metrics: dict[str, float]) -> dict[str, float]:

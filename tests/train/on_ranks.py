@@ -26,6 +26,7 @@ from tests.oracles import varlen
 from tests.plan.test_estimate import recipe_of
 from tests.train import batches, sampled
 from tests.train.batches import (
+    distance,
     frozen,
     groups_of,
     longer,
@@ -92,10 +93,6 @@ def once(ranks: Ranks, compute: Callable[[], T]) -> T:
     answers: list[Any] = ranks.gather(compute() if turn == ranks.rank else None)
     found: T = answers[turn]
     return found
-
-
-def distance(a: Weights, b: Weights) -> float:
-    return max(float((a[n] - b[n]).abs().max()) for n in b)
 
 
 def weights(backend: Backend) -> Weights:

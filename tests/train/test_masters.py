@@ -85,11 +85,6 @@ def test_a_reward_model_in_bfloat16_has_masters_too():
     assert any(not torch.equal(m, p.float()) for m, p in zip(optimizer.masters, optimizer.parameters, strict=True))
 
 
-def test_float32_and_float64_have_none():
-    assert type(backend_of().policy.optimizer) is torch.optim.AdamW
-    assert type(backend_of(dtype=torch.float32).policy.optimizer) is torch.optim.AdamW
-
-
 CONFIG = OptimizerConfig.model_validate({"kind": "adamw_8bit", "learning_rate": 1e-3, "weight_decay": 0.1})
 SIZES = {
     "vocab_size": 100,

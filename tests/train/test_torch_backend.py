@@ -61,23 +61,6 @@ def test_the_reference_is_made_once_then_moves_by_alpha():
     assert not any(p.requires_grad for p in backend.reference.model.parameters())
 
 
-def test_logprobs_and_entropies_are_those_of_the_distribution():
-    backend = backend_of()
-    ids = torch.tensor([[3, 4, 5, 6], [7, 8, 0, 0]])
-    where = torch.tensor([[False, True, False, True], [False, True, False, False]])
-    for which, model in (("policy", backend.model), ("reference", backend.reference.model)):
-        logprobs, entropy = backend.logprobs(ids, where, 0.7, which, True)
-        table = (model(input_ids=ids).logits / 0.7).log_softmax(-1)
-        for i, t in [(0, 1), (0, 3), (1, 1)]:
-            row = table[i, t - 1]
-            assert logprobs[i, t].item() == pytest.approx(row[ids[i, t]].item(), abs=1e-9)
-            assert entropy[i, t].item() == pytest.approx(-(row.exp() * row).sum().item(), abs=1e-9)
-        assert float(logprobs[~where].detach().abs().sum()) == 0.0
-        plain, none = backend.logprobs(ids, where, 0.7, which)
-        assert none is None
-        assert torch.equal(plain, logprobs)
-
-
 def save_model(model, folder):
     model.save_pretrained(folder)
 

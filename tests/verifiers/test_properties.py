@@ -28,18 +28,17 @@ def score(name, reference, response, **params):
     return said.score
 
 
-@given(st.fractions(), st.integers(-20, 20))
-def test_numbers_are_read_exactly(value, exponent):
+DECIMALS = st.decimals(allow_nan=False, allow_infinity=False, places=4, min_value=-(10**6), max_value=10**6)
+
+
+@given(st.fractions(), st.integers(-20, 20), DECIMALS)
+def test_numbers_are_read_exactly(value, exponent, decimal):
+    assert number(f"{decimal:f}") == Fraction(decimal)
     assert number(f"{value.numerator}/{value.denominator}") == value
     assert number(f"{value.numerator}e{exponent}") == value.numerator * Fraction(10) ** exponent
     assert number(f"{value.numerator:,}") == value.numerator
     sign = "-" if value < 0 else ""
     assert number(rf"{sign}\frac{{{abs(value.numerator)}}}{{{value.denominator}}}") == value
-
-
-@given(st.decimals(allow_nan=False, allow_infinity=False, places=4, min_value=-(10**6), max_value=10**6))
-def test_decimals_are_not_floats(value):
-    assert number(f"{value:f}") == Fraction(value)
 
 
 def _expressions(numbers):

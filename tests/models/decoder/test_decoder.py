@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from tests.models.families import FAST, SLOW, VOCAB, build, logits_after, scatter, tiny
-from verizero.pipeline.models.decoder.cache import Cache, Room, room_of
+from verizero.pipeline.models.decoder.cache import Room, room_of
 from verizero.pipeline.models.decoder.decoder import ON_CPU, ON_GPU, Decoder, Habits, check_parity, habits_of
 from verizero.pipeline.models.decoder.weights import packed, product, unsupported
 from verizero.pipeline.rollout.hf_decoder import HfDecoder
@@ -158,21 +158,6 @@ def test_long_decodes_grow_the_rotations():
     for token in row[250:-1]:
         decoder.step(torch.tensor([token]), cache)
     expect(model, [row], decoder.step(torch.tensor([row[-1]]), cache))
-
-
-def test_rows_move_to_free_slots_with_their_columns_and_lengths():
-    keys = torch.arange(2 * 4 * 1 * 4 * 2.0).view(2, 4, 1, 4, 2)
-    cache = Cache(keys.clone(), -keys)
-    cache.admit([3, 1, 2], [1, 1, 1], [0, 1, 3])
-    cache.leave([0])
-    cache.move([3], [0])
-    cache.resize(2)
-    assert torch.equal(cache.keys[:, 0, :, :3], keys[:, 3, :, :3])
-    assert torch.equal(cache.values[:, 0, :, :3], -keys[:, 3, :, :3])
-    assert torch.equal(cache.keys[:, 1], keys[:, 1])
-    assert cache.lengths[:2].tolist() == [2, 1]
-    bias = cache.spread_bias(cache.open_column())
-    assert [[bool(x < 0) for x in row[0]] for row in bias.tolist()] == [[False] * 3, [False, False, True]]
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
