@@ -44,7 +44,7 @@ CAUSES: dict[str, Cause] = {}
 
 
 def cause(elsewhere: str, explains: str = "", needs: str = "") -> Callable[[Rule], Rule]:
-    """Make a rule, whose docstring is its text, the first of the cause of its name; the rest as in `Cause`."""
+    """Make a rule the first of the cause that has its name, and its docstring as text; others as in `Cause`."""
 
     def add(rule: Rule) -> Rule:
         name, text = rule.__name__, inspect.getdoc(rule) or ""

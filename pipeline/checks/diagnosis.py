@@ -90,7 +90,7 @@ def diagnosed(paths: Sequence[Path], tool: str | None = None) -> Diagnosis:
 
 
 def diagnosed_rows(rows: Sequence[tuple[int, Mapping[str, Any]]], tool: str | None = None) -> Diagnosis:
-    """Return the diagnosis of rows of a step and its numbers by name. Raises: RunError if no trainer is known."""
+    """Return the diagnosis of steps, each with its numbers by name. Raises: RunError if no trainer is known."""
     logged = Logged(rows=[LoggedRow("log", i, step, numbers(values)) for i, (step, values) in enumerate(rows, 1)])
     return _of_another(logged, tool, "this run")
 

@@ -119,7 +119,7 @@ def parts_of(rl: RlConfig) -> Parts:
 
 
 def check_rl(rl: RlConfig, scoring: ScoringConfig) -> None:
-    """Check the section for its algorithm. Raises: ValueError naming field and remedy; ConfigError if there is none."""
+    """Check the section for its algorithm. Raises: ValueError naming field and remedy; ConfigError if unknown."""
     name, params = chosen(rl.algorithm)
     _, parts = load_algorithm(name, params)
     weights, num_rewards = parts.advantage.options.get("weights"), 1 + len(scoring.components)

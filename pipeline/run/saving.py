@@ -146,7 +146,7 @@ def template_of(model: str | None) -> dict[str, Any] | None:
 
 
 def write_run_info(run: Run, workers: Workers, setup: StageSetup) -> None:
-    """Write `recipe.yaml`, the resolved recipe, `origin.json`, its own folder, and `run.json`: versions and sizes."""
+    """Write `recipe.yaml` (resolved), `origin.json` (the recipe's own folder) and `run.json` (versions, sizes)."""
     versions = {"python": platform.python_version()}
     for name in PACKAGES:
         try:

@@ -284,7 +284,7 @@ def _engine(module: torch.nn.Module, config: TrainConfig) -> Any:
 
 
 def _library(device: torch.device) -> Any:
-    """Import DeepSpeed, over the present process group or one of this process. Raises: ConfigError if missing."""
+    """Import DeepSpeed, over the present process group or one of this process. Raises: ConfigError without it."""
     # DeepSpeed makes the GPU of this number the current one.
     os.environ.setdefault("LOCAL_RANK", str(device.index or 0))
     if not torch.cuda.is_available():
