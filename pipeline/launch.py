@@ -217,8 +217,9 @@ def command_of(config: LaunchConfig, arguments: Sequence[str], program: str = PR
         return [*module_command("torch.distributed.run"), "--nnodes", str(config.nodes.train), "--nproc-per-node", each,
                 "--node-rank", str(_node()), *meeting, "-m", program, *arguments]  # fmt: skip
     exported = f"ALL,MASTER_ADDR={_first_slurm_host()},MASTER_PORT={config.port}"
-    return ["srun", "--nodes", str(config.num_nodes), "--ntasks-per-node", each, "--kill-on-bad-exit=1", "--export",
-            exported, *module_command(program), *arguments]  # fmt: skip
+    # --wait=0: of a node that only generates all tasks but one end at once, and a cluster may end the others then.
+    return ["srun", "--nodes", str(config.num_nodes), "--ntasks-per-node", each, "--kill-on-bad-exit=1", "--wait=0",
+            "--export", exported, *module_command(program), *arguments]  # fmt: skip
 
 
 def join_as_rank(config: LaunchConfig, folder: Path) -> int:

@@ -47,17 +47,17 @@ class Streamed:
             folder.mkdir(parents=True, exist_ok=True)
         files: list[list[str]] = []
         total = 0
-        with ThreadPoolExecutor(1, "model files") as thread:
-            for names, num_bytes, held in self._files():
-                if len(files) % self.writers == self.rank:
-                    written = thread.submit(_write, held, folder / f".{len(files)}")
-                    self._unfinished.append(written)
-                    if self.writers == 1:
-                        written.result()  # the next block is gathered into the memory that this frees
-                files.append(names)
-                total += num_bytes
-                del held
-            thread.shutdown(wait=False)
+        thread = ThreadPoolExecutor(1, "model files")
+        for names, num_bytes, held in self._files():
+            if len(files) % self.writers == self.rank:
+                written = thread.submit(_write, held, folder / f".{len(files)}")
+                self._unfinished.append(written)
+                if self.writers == 1:
+                    written.result()  # the next block is gathered into the memory that this frees
+            files.append(names)
+            total += num_bytes
+            del held
+        thread.shutdown(wait=False)
         self._names = {folder / f".{i}": folder / name for i, name in enumerate(_names(len(files)))}
         if self.rank == 0:
             if len(files) > 1:

@@ -119,8 +119,8 @@ class TestCommands:
         monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
         monkeypatch.setenv("SLURM_JOB_NODELIST", "n[17-18]")
         command = command_of(config, self.WORDS)
-        assert command[:6] == ["srun", "--nodes", "2", "--ntasks-per-node", "1", "--kill-on-bad-exit=1"]
-        assert "MASTER_ADDR=n17" in command[7]
+        assert command[:7] == ["srun", "--nodes", "2", "--ntasks-per-node", "1", "--kill-on-bad-exit=1", "--wait=0"]
+        assert "MASTER_ADDR=n17" in command[8]
         assert command[-5:] == ["verizero.pipeline.cli", *self.WORDS]
 
     def test_of_slurm_tasks_on_a_node_that_only_generates_the_first_serves(self, tmp_path, monkeypatch):

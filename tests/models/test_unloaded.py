@@ -1,5 +1,6 @@
 """Models without their weights: read in rows, written block by block, filled; and names of weights, layer by layer."""
 
+import threading
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import transformers
 
 from tests.models.families import FAST, SLOW, build, next_logits, tiny
 from tests.models.test_lora import FORMS
+from verizero.pipeline.models import streamed
 from verizero.pipeline.models.saved_names import filled, pieces, without_memory
 from verizero.pipeline.models.streamed import Streamed, model_on_meta, weights_of
 
@@ -54,11 +56,16 @@ def test_a_folder_written_block_by_block_loads_as_any_other(most, writers, tmp_p
     model = tiny("qwen3 with bias", dtype=torch.bfloat16)
     names = [name for name, _ in model.named_parameters()]
     blocks = [{name: model.get_parameter(name).detach()} for name in names]
+    may_write, plain = threading.Event(), streamed._write
+    monkeypatch.setattr(streamed, "_write", lambda *how: may_write.wait(60) and plain(*how))
+    if writers == 1:
+        may_write.set()
     ranks = [Streamed(model, lambda: iter(blocks), rank, writers) for rank in range(writers)]
     for rank in ranks:
         rank.save_pretrained(tmp_path / "model")
     if writers > 1:
-        assert not list((tmp_path / "model").glob("*.safetensors")), "each rank names its files at the end"
+        assert not list((tmp_path / "model").glob(".*")), "nothing waits for what several ranks write"
+        may_write.set()
         written = [len(rank.finish()) for rank in ranks]
         assert (sum(written), max(written) - min(written) <= 1) == ((len(names), True) if most == 1 else (1, True))
     files = sorted(p.name for p in (tmp_path / "model").glob("*.safetensors"))
