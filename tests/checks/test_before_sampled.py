@@ -59,7 +59,6 @@ def test_a_model_that_a_stage_trains_first_is_not_sampled(tmp_path):
 @pytest.mark.parametrize(
     ("rates", "cause"),
     [
-        ([0.0, 0.5], None),
         ([0.5] * 5, None),
         ([0.0, 1.0], None),
         ([], None),

@@ -59,9 +59,7 @@ def test_a_broken_environment_is_no_zero_and_no_grader_is_asked_for_it() -> None
         ("turns", {"turns": None}, -0.1),
         ("unread", {"turns": 0.3}, -0.1),
         ("tokens", {}, -0.5),
-        ("context", {}, -0.5),
         ("tokens", {"tokens": 0.0}, 0.0),
-        ("time", {"time": -1.0}, -1.0),
     ],
 )
 def test_an_ending_may_have_a_reward_of_its_own(
