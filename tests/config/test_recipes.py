@@ -62,7 +62,7 @@ def test_a_recipe_fits_the_gpus_that_it_names_and_says_the_plan(path):
     assert name == str(path.relative_to(CONFIGS).with_suffix(""))
     assert int(gpus) == int((nodes or "1").split()[0]) * (1 if number == "one" else int(number))
     config = load_recipe(path)
-    assert config.launch.kind == "none" or int(gpus) == config.launch.nodes * config.launch.gpus_per_node
+    assert config.launch.kind == "none" or int(gpus) == config.launch.nodes.train * config.launch.gpus_per_node
     assert DEVICES[gpu].memory_gib == int(gigabytes)
     (made,) = plans(config, int(gpus), gpu).values()
     assert made.fits

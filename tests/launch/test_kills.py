@@ -41,7 +41,7 @@ is complete but for its name.
 
 
 def killed(rank, phase):
-    """What is said of a rank; where another thread than the main one burned the fuse, the main one has any phase."""
+    """The report of a death by a signal; if a thread in the background burned the fuse, the main one has any phase."""
     main = "" if phase.startswith("background") else re.escape(phase.split(",")[0])
     return rf"rank {rank} \(process \d+\) was ended by SIGKILL in '{main}"
 
