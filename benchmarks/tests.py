@@ -24,7 +24,7 @@ import pytest
 HERE = Path(__file__).resolve().parent
 FOLDER = "VERIZERO_TESTS_CPU"
 """Variable that names the folder into which each process writes its rows: name, CPU seconds, mark."""
-BUDGETS = {"unit": 240, "run": 720, "nightly": 720}
+BUDGETS = {"unit": 240, "run": 600, "nightly": 900}
 """CPU seconds that all tests of a mark may take; `unit` are those without one."""
 SHOWN = 40
 GROUPS = Path("/sys/fs/cgroup/cpuacct") if Path("/sys/fs/cgroup/cpuacct").is_dir() else Path("/sys/fs/cgroup")

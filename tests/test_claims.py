@@ -51,6 +51,7 @@ def values_of_short_runs(name, folder):
 
 
 @pytest.mark.run
+@pytest.mark.nightly
 def test_a_claim_runs_and_is_judged(tmp_path, capsys):
     claim = CLAIMS["spurious_rewards"]
     values = warm().call(values_of_short_runs, claim.name, tmp_path)

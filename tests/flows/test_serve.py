@@ -109,6 +109,7 @@ def test_a_run_shows_itself(served, by_form):
     assert [r for r in event["related"] if r["prefect.resource.id"].startswith("prefect.flow-run.")]
 
 
+@pytest.mark.nightly
 def test_a_schedule_fires_by_itself_until_the_campaign_is_over(served):
     deployment = served.deployment("rl-rounds")["id"]
     limits = {"campaign": "nightly", "recipe": "small", "max_rounds": 1}

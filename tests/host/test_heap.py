@@ -54,6 +54,7 @@ def faults(**environment):
 
 
 @pytest.mark.parametrize("more", [{}, {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}])
+@pytest.mark.nightly
 def test_pages_of_freed_tensors_are_used_again(more):
     assert faults(**more) < PAGES / 100
 
@@ -96,6 +97,7 @@ PRINT = (
     ],
 )
 @pytest.mark.run
+@pytest.mark.nightly
 def test_the_package_chooses_before_torch_and_never_against_the_user(chosen, first, shown):
     clean = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
     done = subprocess.run([sys.executable, "-c", first + PRINT], env=clean | chosen, capture_output=True, text=True)

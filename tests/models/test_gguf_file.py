@@ -135,6 +135,7 @@ gguf_file.model_folder(sys.argv[1], pathlib.Path(sys.argv[2]))
 
 
 @pytest.mark.run  # in a process of its own
+@pytest.mark.nightly
 def test_a_killed_conversion_leaves_nothing_half(plain, tmp_path):
     words = [sys.executable, "-c", CONVERTS_AND_DIES, str(plain), str(tmp_path)]
     ended = warm().call(subprocess.run, words, cwd=ROOT, check=False)

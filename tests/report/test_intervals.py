@@ -161,6 +161,7 @@ GROUPS = sorted({case.group for case in cases()})
 @pytest.mark.run
 @pytest.mark.parametrize("n", [10, 100])
 @pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.nightly
 def test_intervals_hold_the_truth_as_often_as_they_say(group, n):
     """The whole table is printed by benchmarks/coverage.py; here a few hundred draws of each case."""
     shares = [coverage(case, n, 250) for case in cases() if case.group == group]

@@ -1,6 +1,6 @@
 """The whole suite of programs against one pool, without a test framework, so that any user and interpreter can run it.
 
-`python -m tests.sandbox.suite [walls,... [of-the-user]]` prints one line per program that did not end as it must.
+`python -m tests.sandbox.suite [walls,...]` prints one line per program that did not end as it must.
 """
 
 import secrets
@@ -101,14 +101,13 @@ def linger_complaints(pool: sandbox.Pool) -> Iterator[str]:
             yield f"linger: {name}: {second.status} {second.error[-200:]}"
 
 
-def program_complaints(walls: Iterable[str], of_user: bool = False) -> list[str]:
-    """Run all programs behind these walls, or those that the user's rights may concern, and return the complaints."""
+def program_complaints(walls: Iterable[str]) -> list[str]:
+    """Run all programs behind these walls, and return the complaints."""
     scene = Scene()
     try:
         with sandbox.Pool(workers=WORKERS, walls=walls) as pool:
             isolation = pool.isolation
-            members = [*act_trials(scene), *exhaust_trials(isolation)]
-            members += [] if of_user else [*hack_trials(), *honest_trials()]
+            members = [*act_trials(scene), *exhaust_trials(isolation), *hack_trials(), *honest_trials()]
             results = sandbox.run_many([m.trial for m in members], pool=pool)
             print(f"{len(members)} programs at level {isolation.level}; {dict(isolation.notes)}", flush=True)
         return [c for m, r in zip(members, results, strict=True) if (c := m.complaint(r))] + scene.harm()
@@ -116,9 +115,9 @@ def program_complaints(walls: Iterable[str], of_user: bool = False) -> list[str]
         scene.close()
 
 
-def run(walls: list[str], of_user: bool) -> list[str]:
-    """Try everything behind these walls, or what the user's rights may concern, and return all complaints."""
-    complaints = program_complaints(walls, of_user)
+def run(walls: list[str]) -> list[str]:
+    """Try everything behind these walls, and return all complaints."""
+    complaints = program_complaints(walls)
     with sandbox.Pool(workers=1, walls=walls) as pool:
         complaints += linger_complaints(pool)
     with sandbox.Pool(workers=1, walls=walls, tools=sandbox.TOOLS) as pool:
@@ -126,6 +125,6 @@ def run(walls: list[str], of_user: bool) -> list[str]:
 
 
 if __name__ == "__main__":
-    faults = run(sys.argv[1].split(",") if len(sys.argv) > 1 else list(sandbox.WALLS), "of-the-user" in sys.argv)
+    faults = run(sys.argv[1].split(",") if len(sys.argv) > 1 else list(sandbox.WALLS))
     print("\n".join(faults) or "all as it must be")
     sys.exit(1 if faults else 0)

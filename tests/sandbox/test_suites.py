@@ -23,6 +23,7 @@ def run(program, tests, pool, **limits):
 
 
 @pytest.mark.parametrize("left_out", [("namespaces",), ("namespaces", "landlock", "seccomp")])
+@pytest.mark.nightly
 def test_every_level_grades_alike(left_out):
     """The levels below the highest, at which tests/verifiers grades the same programs."""
     with sandbox.Pool(workers=2, min_level=0, walls=[w for w in WALLS if w not in left_out]) as pool:

@@ -53,6 +53,7 @@ def written(folder: Path) -> list[tuple[str, str, int]]:
     return [(kinds[r["kind"]], r["stage"], r["step"]) for r in rows if r["kind"] in kinds]
 
 
+@pytest.mark.nightly
 def test_each_step_and_evaluation_once_also_where_a_callback_ended_the_run_again_and_again(tmp_path: Path) -> None:
     go(recipe(), tmp_path / "whole")
     whole = tmp_path / "whole" / "run"

@@ -103,12 +103,12 @@ def test_a_collapse_that_old_responses_hid_is_rolled_back_to_before_it(tmp_path:
     assert {r.metrics["staleness/max"] for r in read_run(tmp_path / "a").rl_steps[1:]} == {1.0}
 
 
-KINDS: list[list[str]] = [
+KINDS: list[Any] = [
     [
         "rl.algorithm={name: ppo, critic_learning_rate: 1e-3, num_minibatches: 1}",
         *("rl.reference={schedule: ema, alpha: 0.5}", "rollout.max_staleness=2", "rl.select.keep=all"),
     ],
-    ["train.lora={rank: 4}", "train.backend=fsdp", "rl.select.keep=all"],
+    pytest.param(["train.lora={rank: 4}", "train.backend=fsdp", "rl.select.keep=all"], marks=pytest.mark.nightly),
 ]
 
 

@@ -61,8 +61,17 @@ CASES = {
 }
 
 
+DAILY = (
+    "critic of its own, warmed up",
+    "adapters on four bits, greedy baseline and demonstrations, graded while others are sampled",
+    "a policy that teaches itself with feedback, two ahead",
+    "kept sampling sets and experts, carried groups",
+)
+"""Those that `make test` has; the others are for the night."""
+
+
 @pytest.mark.run
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [c if c in DAILY else pytest.param(c, marks=pytest.mark.nightly) for c in CASES])
 def test_with_an_algorithm_that_holds_more_than_a_policy(case: str, tmp_path: Path) -> None:
     policy = EXPERTS if "experts" in case else ()
     begun = start("sft.steps=60", *policy)

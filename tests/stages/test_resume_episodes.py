@@ -31,6 +31,7 @@ def test_killed_and_resumed_equals_never_killed(staleness: int, tmp_path: Path) 
     killed(tmp_path, "in turns", *FEW, sources, f"rollout.max_staleness={staleness}")
 
 
+@pytest.mark.nightly
 def test_a_shipped_recipe_that_shares_tokens_is_resumed_as_if_never_killed(tmp_path: Path) -> None:
     recipe = ROOT / "configs" / "episodes" / "sql.yaml"
     killed(tmp_path, "in turns", str(recipe), *FEW, *SHORT, "rollout.max_staleness=1")

@@ -36,6 +36,7 @@ def num_lessons(name):
 
 @pytest.mark.run
 class TestRanks:
+    @pytest.mark.nightly
     def test_of_torch(self, tmp_path):
         check(run(PROGRAM, 3, "torch", str(tmp_path)), num_lessons("torch") + 11)
 
@@ -43,6 +44,7 @@ class TestRanks:
         pytest.importorskip("bitsandbytes")
         check(run(PROGRAM, 2, "fsdp", str(tmp_path)), num_lessons("fsdp") + 4)
 
+    @pytest.mark.nightly
     def test_of_fsdp_in_any_number(self, tmp_path):
         """Rows of weights do not divide evenly among four; and one continues what four have written."""
         check(run(PROGRAM, 4, "fsdp, more ranks", str(tmp_path)), num_lessons("fsdp, more ranks") + 1)

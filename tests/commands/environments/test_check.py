@@ -138,6 +138,7 @@ def test_the_environments_that_ship_pass(name):
 
 @pytest.mark.run
 @pytest.mark.parametrize(("name", "params"), [("repair", {}), ("tool_use", {"tools": ["python", "shell"]})])
+@pytest.mark.nightly
 def test_those_that_run_programs_pass(name, params):
     report = check(name, params, episodes=2)
     assert report.passed, str(report)
