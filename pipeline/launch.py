@@ -277,7 +277,8 @@ def serve_as_node(node: int, config: LaunchConfig, folder: Path, trainer: str) -
                 return
             if phase != seen:
                 seen, since = phase, time.monotonic()
-            limit_s = config.phase_timeout_s if is_asked else max(START_S, config.phase_timeout_s)
+            is_begun = is_asked and not phase.startswith("start\n")
+            limit_s = config.phase_timeout_s if is_begun else max(START_S, config.phase_timeout_s)
             if time.monotonic() - since > limit_s + SPARE_S:
                 raise RunError(
                     f"node {node} ends its servers: rank 0 began no phase for {limit_s:g} s (launch.phase_timeout_s="

@@ -159,6 +159,7 @@ class ServersOfNode:
         self._servers = []
 
     def _tell(self, **reply: Any) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)  # a new start of the trainer may just have deleted it
         write_atomic(self.folder / f"node{self.node}.json", json.dumps({"order": self.order, **reply}).encode())
         self.is_told = True
 
