@@ -282,8 +282,8 @@ def serve_as_node(node: int, config: LaunchConfig, folder: Path, trainer: str) -
             if time.monotonic() - since > limit_s + SPARE_S:
                 raise RunError(
                     f"node {node} ends its servers: rank 0 began no phase for {limit_s:g} s (launch.phase_timeout_s="
-                    f"{config.phase_timeout_s:g}), so the trainer has ended. The same command on all nodes continues "
-                    "from the last checkpoint"
+                    f"{config.phase_timeout_s:g}), so the trainer has ended, or was never started. The same command on "
+                    "all nodes continues from the last checkpoint"
                 )
             time.sleep(LOOK_S)
 

@@ -239,7 +239,7 @@ def check_generating(launch: LaunchConfig, rollout: RolloutConfig) -> None:
             f"{setting} and rollout.engine={rollout.engine}, which generates where it trains; set rollout.engine: "
             "vllm_server, or launch.nodes to the number of nodes that train"
         )
-    devices = servers.tensor_parallel if isinstance(servers, VllmConfig) else 1
+    devices = devices_each(servers)
     if launch.gpus_per_node % devices:
         raise ValueError(
             f"rollout.vllm.tensor_parallel={devices} does not divide launch.gpus_per_node={launch.gpus_per_node}, the "
@@ -263,8 +263,12 @@ def servers_of(launch: LaunchConfig, rollout: RolloutConfig) -> ServerParams | N
     servers = rollout.servers
     if servers is None or not launch.generating:
         return servers
-    devices = servers.tensor_parallel if isinstance(servers, VllmConfig) else 1
-    return servers.model_copy(update={"servers": launch.gpus_per_node // devices})
+    return servers.model_copy(update={"servers": launch.gpus_per_node // devices_each(servers)})
+
+
+def devices_each(servers: ServerParams) -> int:
+    """Return the number of devices of one server."""
+    return servers.tensor_parallel if isinstance(servers, VllmConfig) else 1
 
 
 def check_gpus(launch: LaunchConfig, train: TrainConfig, vllm: VllmConfig) -> None:

@@ -71,7 +71,7 @@ class ServerPool:
         self._peers = peers
         self._is_first = peers is None or peers.rank == 0
         self._processes: list[ServerProcess] = []
-        self._ordered = OrderedServers(setup.folder, setup.nodes) if setup.nodes else None
+        self._ordered = OrderedServers(setup.folder, setup.nodes) if setup.nodes and self._is_first else None
         self._lost_before: list[str] = []
         """Reasons for the servers lost before the last publish; equal on all ranks."""
         self._lost_since: dict[str, str] = {}
@@ -173,7 +173,8 @@ class ServerPool:
         return tuple(p.url for p in self._processes)
 
     def _log(self, number: int | str) -> Path:
-        return self.setup.folder / "logs" / f"{self.client.kind.lower()}-{number}.log"
+        name = "server" if self.setup.nodes else self.client.kind.lower()  # each node names the logs of its own servers
+        return self.setup.folder / "logs" / f"{name}-{number}.log"
 
     def _label(self, version: int) -> str:
         """Return a name for the weights that no other run uses, and no restarted server."""
@@ -313,9 +314,7 @@ class ServerPool:
             return
         remedy = f"start them again, or others that {self.setup.field}.urls then names (docs/engines.md)"
         if not self.client.params.urls:
-            remedy = (
-                f"see why in {self._logs if self._ordered is None else self.setup.folder / 'logs' / 'server-*.log'}"
-            )
+            remedy = f"see why in {self._logs}"
         raise EngineError(
             f"no server of {self.client.kind} is left of {self._num_servers}; {remedy}, then start the same command "
             "again: it resumes from the last checkpoint. Lost:\n  " + "\n  ".join(self.lost)
@@ -332,7 +331,7 @@ class ServerPool:
         for server in lost:
             self._closing.append(in_thread(server.close))
             # Only the first rank sends weights, so it alone decides which servers are used again.
-            if (self.client.params.urls or self._ordered) and self._is_first:
+            if self._ordered is not None or (self.client.params.urls and self._is_first):
                 self._may_return.append(server)
             for process in [p for p in self._processes if p.url == server.url]:
                 process.close()
@@ -342,7 +341,7 @@ class ServerPool:
         for process in self._processes:
             process.close()
         self._processes = []
-        if self._ordered is not None and self._is_first:
+        if self._ordered is not None:
             self._ordered.close()
         self.client.close()
 
