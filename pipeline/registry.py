@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any, Literal, TypeVar
 
 from verizero.pipeline.errors import ConfigError, UnknownName
-from verizero.pipeline.near import did_you_mean
+from verizero.pipeline.near import did_you_mean, near_path
 
 T = TypeVar("T")
 Kind = Literal[
@@ -146,7 +146,7 @@ def _installed(kind: Kind, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
 
 
 def at_path(path: str, base: Path | None, what: str) -> tuple[Any, Path]:
-    """Return the attribute that a path names ("checks.py:my_check"), None if the file has none, and the file.
+    """Return the attribute that a path names ("checks.py:my_check"), and the file.
 
     A relative path starts from `base`, by default from the working folder. A file is imported once in a process.
     Raises: ConfigError, which calls the plug-in `what`.
@@ -154,10 +154,18 @@ def at_path(path: str, base: Path | None, what: str) -> tuple[Any, Path]:
     file, _, attribute = path.rpartition(":")
     where = (base or Path.cwd()) / file
     if not where.is_file() or not attribute:
-        raise ConfigError(f"{what} path {path!r}: expected 'file.py:function', looked for {where}")
+        raise ConfigError(
+            f"{what} path {path!r}: expected 'file.py:function', looked for {where}; "
+            + near_path(where, "give its path")
+        )
     if where.suffix == PICKLED:
         return _pickled(where, what), where
-    return getattr(import_file(where, what), attribute, None), where
+    module = import_file(where, what)
+    if not hasattr(module, attribute):
+        known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+        hint = did_you_mean(attribute, known, f"it has {', '.join(known) or 'no function'}")
+        raise ConfigError(f"{what} path {path!r}: {where} has no {attribute!r}; {hint}")
+    return getattr(module, attribute), where
 
 
 def _pickled(where: Path, what: str) -> Any:

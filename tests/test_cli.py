@@ -219,7 +219,10 @@ class TestTrain:
         capsys.readouterr()
         assert main([*argv, "--resume", "never"]) == 1
         assert str(folder) in capsys.readouterr().err
-        assert main(["eval", recipe(tmp_path), "--model", str(folder / "model"), "--set", "evaluation.limit=2"]) == 0
+        assert (
+            main(["eval", recipe(tmp_path), "--model", str(folder / "model"), "--set", "evaluation.limit=2", "--json"])
+            == 0
+        )
         domains = json.loads(capsys.readouterr().out)
         assert 0 <= domains["arithmetic"]["pass@1"]["value"] <= 1
 

@@ -38,6 +38,7 @@ UPWARD = {
     ): "an unknown name answers with those near to it; near imports nothing",
     ("verifiers", "pipeline.models"): "a reward model takes its turn with torch's switch, when it is called",
     ("pipeline.environments", "verifiers"): "the tools and the environment `sql` read and compare as the verifier does",
+    ("pipeline.api", "pipeline.commands"): "`try_out`, `evaluate` and `diagnose` show what the commands show",
     ("pipeline.commands", "flows"): "`train`, `serve` and `deploy` import a flow when they run, never to load",
 }
 """Imports that are not from a lower rank, each with its reason."""

@@ -139,7 +139,7 @@ def test_the_extra_that_errors_name_brings_what_the_core_lacks():
     homes = {m: {canonicalize_name(d) for d in installed[m]} for m in TRAINING}
     assert {m for m, distributions in homes.items() if not distributions <= more - core} == set()
     assert {canonicalize_name(Requirement(asked).name) for asked in extra} <= set().union(*homes.values())
-    assert TRAIN_EXTRA == "pip install 'verizero[train]'"
+    assert TRAIN_EXTRA == "pip install '.[train]'"
 
 
 @pytest.mark.run

@@ -327,8 +327,6 @@ def load(name: str | None = None, path: str | None = None, base: Path | None = N
     assert path is not None
     plugin, where = registry.at_path(path, base, "verifier")
     attribute = path.partition(":")[2]
-    if plugin is None:
-        raise ConfigError(f"verifier path {path!r}: {where} has no {attribute!r}")
     if not isinstance(plugin, Verifier):
         plugin = of_function(plugin, attribute)
     return _from_outside(plugin, None, f"{where.absolute()}:{path.partition(':')[2]}")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from verizero.pipeline.host import openmp  # noqa: F401  before anything imports torch
 
 if TYPE_CHECKING:
+    from verizero.pipeline.api.measure import evaluate, try_out
     from verizero.pipeline.api.own_loop import OwnLoop, open
     from verizero.pipeline.api.train import train
     from verizero.pipeline.api.trained import TrainedRun
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
     from verizero.pipeline.types import Attempt, Verdict
     from verizero.verifiers.base import verifier
 
-__all__ = ["STOP", "Attempt", "Event", "OwnLoop", "TrainedRun", "Verdict", "VerizeroError", "open", "train", "verifier"]
+__all__ = [
+    "STOP", "Attempt", "Event", "OwnLoop", "TrainedRun", "Verdict", "VerizeroError", "evaluate", "open", "train",
+    "try_out", "verifier",
+]  # fmt: skip
 _HOMES = {
     "STOP": "verizero.pipeline.run.callbacks",
     "Attempt": "verizero.pipeline.types",
@@ -31,8 +35,10 @@ _HOMES = {
     "TrainedRun": "verizero.pipeline.api.trained",
     "Verdict": "verizero.pipeline.types",
     "VerizeroError": "verizero.pipeline.errors",
+    "evaluate": "verizero.pipeline.api.measure",
     "open": "verizero.pipeline.api.own_loop",
     "train": "verizero.pipeline.api.train",
+    "try_out": "verizero.pipeline.api.measure",
     "verifier": "verizero.verifiers.base",
 }
 

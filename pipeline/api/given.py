@@ -78,7 +78,9 @@ def _weights(weights: Sequence[float] | Mapping[str, float], names: Sequence[str
     if isinstance(weights, Mapping):
         return {str(name): float(weight) for name, weight in weights.items()}
     if len(weights) != len(names):
-        raise ConfigError(f"weights has {len(weights)} numbers for {len(names)} rewards: {', '.join(names)}")
+        raise ConfigError(
+            f"weights has {len(weights)} numbers for {len(names)} rewards; give one for each of {', '.join(names)}"
+        )
     return dict(zip(names, map(float, weights), strict=True))
 
 
@@ -86,6 +88,8 @@ def _kept(reward: Reward, folder: Path, name: str = "") -> str:
     """Return the name or path of a reward for a recipe in `folder`; a path of the user's becomes absolute."""
     if isinstance(reward, str):
         file, colon, attribute = reward.rpartition(":")
+        if reward.endswith(".py"):
+            raise ConfigError(f"reward={reward!r} names no function; write {reward + ':my_function'!r}")
         return f"{Path(file).expanduser().absolute()}:{attribute}" if colon else reward
     if not callable(reward) and not isinstance(reward, Verifier):
         raise ConfigError(f"reward: {reward!r:.80} is {type(reward).__name__}; give a function, or a verifier's name")
@@ -157,13 +161,15 @@ Data = Any
 LOOKED_AT = 50
 
 
-def place_of(data: Data, folder: Path, name: str, split: str = "train") -> dict[str, Any]:
+def place_of(data: Data, folder: Path, name: str, split: str = "train", argument: str = "data") -> dict[str, Any]:
     """Return the place of rows as a recipe names it, {file: ...} or {hub: ...}; rows in memory become a file there.
+
+    `argument`: whose value `data` is, for messages.
 
     Raises: ConfigError for what holds no rows; DataError for a row that JSON cannot hold.
     """
     if isinstance(data, str | Path):
-        return _named(str(data), split)
+        return _named(str(data), split, argument)
     lines = [_line(row, number) for number, row in enumerate(_rows(data, split), 1)]
     if not lines:
         raise DataError("data is empty; give at least one row")
@@ -187,7 +193,7 @@ def first_rows(place: Mapping[str, Any], folder: Path, most: int = LOOKED_AT) ->
     return good
 
 
-def _named(name: str, split: str) -> dict[str, Any]:
+def _named(name: str, split: str, argument: str) -> dict[str, Any]:
     path = Path(name).expanduser()
     if path.is_file() or (glob.has_magic(name) and glob.glob(str(path), recursive=True)):
         return {"file": str(path.absolute())}
@@ -197,7 +203,7 @@ def _named(name: str, split: str) -> dict[str, Any]:
     # A hub id has no ending of letters: one is that of a file, whose name may be mistyped.
     if glob.has_magic(name) or name.startswith((".", "/", "~")) or (path.suffix[1:].isalpha() and not config):
         otherwise = f"give its path, or {name + ':default'!r} for a data set of the hub"
-        raise ConfigError(f"data={name!r}: there is no such file; {near_path(name, otherwise)}")
+        raise ConfigError(f"{argument}={name!r}: there is no such file; {near_path(name, otherwise)}")
     return {"hub": {"id": ident, "split": split, **({"config": config} if config else {})}}
 
 

@@ -48,6 +48,9 @@ class Guess:
     """One line for a person."""
 
 
+EXAMPLE = '{"question": "1+1=", "answer": "2"}'
+
+
 def guess(rows: Sequence[Mapping[str, Any]], label: str) -> Guess:
     """Return the meaning of the columns of these rows, of which a few are enough, and name those that are not used.
 
@@ -55,7 +58,7 @@ def guess(rows: Sequence[Mapping[str, Any]], label: str) -> Guess:
     Raises: DataError naming the columns if there is no question, or nothing to compare or to imitate.
     """
     if not rows:
-        raise DataError(f"{label} has no rows")
+        raise DataError(f"{label} has no rows; give at least one, e.g. {EXAMPLE}")
     columns = list(dict.fromkeys(name for row in rows for name in row))
     meaning = _meaning(rows, label, columns)
     used = _names(meaning.mapping) | (PAIRS if meaning.kind == "pairs" else READ)

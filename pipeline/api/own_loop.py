@@ -41,8 +41,6 @@ from verizero.pipeline.whole_run import begin_item, end_item, finish, run_item
 
 KIND = "rl"
 """Kind of the stages whose steps are the user's."""
-WISHES = ("reward", "evaluation", "algorithm", "steps", "weights", "success", "output", "name")
-"""Arguments of `train` that go into the recipe, besides fields."""
 Place = Literal["the step's begin", "prompts", "responses", "groups", "an update", "published weights"]
 
 
@@ -66,8 +64,7 @@ def open(
 
     Raises: ConfigError, DataError before training, also for a recipe without a stage of RL; else what a run raises.
     """
-    wish = {name: arguments.pop(name, None) for name in WISHES}
-    with asked_run(model, data, wish, arguments, quiet) as asked:
+    with asked_run(model, data, arguments, quiet) as asked:
         config = load_recipe(asked.path, asked.overrides)
         refuse_ranks(config, asked.path)
         if not any(stage.kind == KIND for stage in config.stages):

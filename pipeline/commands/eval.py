@@ -43,12 +43,13 @@ def add(commands: Any) -> None:
     command.add_argument("--max-tokens", type=int, help="most tokens of an answer; default: the suite's")
     command.add_argument("--template", choices=("plain", "chat"), help="default: the run's, else chat if there is one")
     command.add_argument("--out", type=Path, help="folder of answers and results; default: suites/ next to the model")
+    command.add_argument("--json", action="store_true", help="the measures of held-out prompts as JSON")
     add_overrides(command)
     command.set_defaults(run=run, after_stop="The same command asks only what is not answered yet.")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Print the results, of suites with the page's path, of held-out prompts as JSON."""
+    """Print the results, of suites with the page's path."""
     from contextlib import closing
 
     from verizero.pipeline.models.load import quiet
@@ -56,9 +57,12 @@ def run(arguments: argparse.Namespace) -> None:
 
     quiet()
     if arguments.suite is None:
+        from verizero.pipeline.report.result import evaluation_lines
         from verizero.pipeline.whole_run import evaluate_model
 
-        show(in_json(evaluate_model(*held_out_of(arguments), Lines()), indent=1))
+        config, base = held_out_of(arguments)
+        measured, k = evaluate_model(config, base, Lines()), config.evaluation.k
+        show(in_json(measured, indent=1) if arguments.json else "\n".join(evaluation_lines(measured, k)))
         return
     from verizero.pipeline.commands.suites.asking import load_suites
     from verizero.pipeline.commands.suites.models import measured_of

@@ -11,6 +11,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from verizero.pipeline.config.other_names import NEAR, SAME
 from verizero.pipeline.config.run import RunConfig, with_plugins
 from verizero.pipeline.config.yaml_reader import merge, read_mapping, read_yaml
 from verizero.pipeline.errors import ConfigError
@@ -19,45 +20,6 @@ from verizero.pipeline.near import did_you_mean, near_path
 RECIPES = Path(__file__).resolve().parents[2] / "configs"
 """Folder of the recipes that come with the project."""
 Tree = dict[str, Any]
-TRL = {
-    "adam_beta1": "rl.optimizer.betas",
-    "adam_beta2": "rl.optimizer.betas",
-    "adam_epsilon": "rl.optimizer.eps",
-    "beta": "rl.algorithm.kl_coef",
-    "bf16": "model.dtype",
-    "chat_template_kwargs": "data.template.chat_arguments",
-    "epsilon": "rl.algorithm.clip_low",
-    "epsilon_high": "rl.algorithm.clip_high",
-    "eval_steps": "rl.steps_per_round",
-    "gradient_accumulation_steps": "rl.prompts_per_step",
-    "gradient_checkpointing": "train.gradient_checkpointing",
-    "learning_rate": "rl.optimizer.learning_rate",
-    "loss_type": "rl.algorithm",
-    "lr_scheduler_type": "rl.optimizer.schedule",
-    "mask_truncated_completions": "rl.algorithm.overlong_filter",
-    "max_completion_length": "rollout.max_response_tokens",
-    "max_grad_norm": "rl.optimizer.max_grad_norm",
-    "max_prompt_length": "data.max_prompt_tokens",
-    "max_steps": "steps= of vz.train, and rl.rounds and rl.steps_per_round of a recipe",
-    "num_generations": "rl.group_size",
-    "num_iterations": "rl.algorithm.num_epochs",
-    "num_train_epochs": "steps= of vz.train, and rl.rounds and rl.steps_per_round of a recipe",
-    "optim": "rl.optimizer.kind",
-    "output_dir": "output",
-    "per_device_train_batch_size": "rl.prompts_per_step",
-    "report_to": "report.trackers",
-    "run_name": "name",
-    "save_steps": "checkpoint.every_steps",
-    "save_total_limit": "checkpoint.keep",
-    "temperature": "rollout.temperature",
-    "top_k": "rollout.top_k",
-    "top_p": "rollout.top_p",
-    "use_vllm": "rollout.engine",
-    "vllm_gpu_memory_utilization": "rollout.vllm.gpu_memory_share",
-    "warmup_steps": "rl.optimizer.warmup_steps",
-    "weight_decay": "rl.optimizer.weight_decay",
-}
-"""Argument of TRL's GRPOConfig -> our field; docs/trl.md has more of them."""
 
 
 def load_recipe(path: Path | str, overrides: Sequence[str] = (), stages: Sequence[str] = ()) -> RunConfig:
@@ -188,8 +150,8 @@ def _explain(error: Any, recipe: type[RunConfig]) -> str:
     location = ".".join(str(x) for x in error["loc"])
     if error["type"] == "extra_forbidden":
         *parents, key = error["loc"]
-        if key in TRL and parents in ([], ["rl"]):
-            return f"unknown key {location!r}; TRL's {key} is {TRL[key]} here (docs/trl.md)"
+        if parents in ([], ["rl"]) and (ours := (SAME | NEAR).get(str(key))):
+            return f"unknown key {location!r}; write {ours} (docs/trl.md)"
         section: type[BaseModel] = recipe
         if (kind := error.get("ctx", {}).get("stage_kind")) is not None:  # at stages.0.with: a section of that kind
             section, parents = recipe.kinds()[kind], parents[3:]

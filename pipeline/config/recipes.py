@@ -131,7 +131,16 @@ def override_texts(field: str, values: Mapping[str, Any]) -> list[str]:
     """Return values by dotted name as texts `a.b=c`. Raises: ConfigError, which calls the values `field`."""
     if not isinstance(values, Mapping):
         raise ConfigError(f'{field} must be an object of dotted names, e.g. {{"rl.group_size": 8}}, got {values!r}')
-    return [f"{name}={json.dumps(value)}" for name, value in values.items()]
+    texts = []
+    for name, value in values.items():
+        try:
+            texts.append(f"{name}={json.dumps(value)}")
+        except (TypeError, ValueError) as exc:
+            raise ConfigError(
+                f"{name}={value!r:.80} is {type(value).__name__}, which a recipe cannot hold; give a number, a text, a "
+                "list or a dict"
+            ) from exc
+    return texts
 
 
 def _recipe_name(path: Path, folder: Path) -> str:

@@ -35,7 +35,7 @@ class FamilyTurns(ChatTurns):
             from renderers import config_from_name, create_renderer
         except ImportError as exc:
             raise ConfigError(
-                f"template.calls={FAMILY + name!r} needs the package renderers: pip install 'verizero[renderers]'"
+                f"template.calls={FAMILY + name!r} needs the package renderers: pip install '.[renderers]'"
             ) from exc
         with boundary(ConfigError, f"template.calls={FAMILY + name!r} names no family of renderers"):
             config = config_from_name(name)

@@ -69,7 +69,7 @@ def read_hub(source: HubSource, base_dir: Path) -> Iterator[PlacedRow]:
         import datasets
     except ImportError as exc:
         raise DataError(
-            f"hub source {source.id!r} needs the datasets package: pip install 'verizero[hub]', "
+            f"hub source {source.id!r} needs the datasets package: pip install '.[hub]', "
             "or download it as JSON lines or Parquet and use file:"
         ) from exc
     label = f"{source.id}:{source.split}"

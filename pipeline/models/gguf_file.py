@@ -26,7 +26,7 @@ MADE = ".models"
 PROVENANCE = "provenance.json"
 NEEDS = ("gguf", "accelerate")
 """Packages that transformers reads such files with."""
-INSTALL = "pip install 'verizero[real]'"
+INSTALL = "pip install '.[real]'"
 PLAIN = frozenset({"F32", "F16", "BF16", "F64"})
 """Types of weights that are not quantised."""
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"

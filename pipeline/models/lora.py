@@ -83,7 +83,7 @@ class Adapted:
                 import peft
         except ImportError as exc:
             raise ConfigError(
-                f"train.lora is given and peft does not import ({exc}); pip install 'verizero[lora]', or drop it"
+                f"train.lora is given and peft does not import ({exc}); pip install '.[lora]', or drop it"
             ) from exc
         self.model = model
         is_empty = any(p.device.type == "meta" for p in model.parameters())

@@ -74,7 +74,7 @@ def model_named(name: str, revision: str | None = None, field: str = "model.path
         remedy = "connect this machine (HTTPS_PROXY names a proxy), or give a folder or a file x.gguf"
     else:
         return name
-    raise ConfigError(f"{field}={name!r}: {fault}; {near_path(name, remedy)}")
+    raise ConfigError(f"{field}={name!r}: {fault}; {remedy if folder.exists() else near_path(name, remedy)}")
 
 
 def refuse_pointer(file: Path, field: str) -> None:

@@ -40,8 +40,7 @@ def library(field: str) -> Any:
         return _library()
     except ImportError as exc:
         raise ConfigError(
-            f"{field} needs bitsandbytes, which does not import ({exc}); pip install 'verizero[quantized]', or leave "
-            "it out"
+            f"{field} needs bitsandbytes, which does not import ({exc}); pip install '.[quantized]', or leave it out"
         ) from exc
 
 

@@ -26,7 +26,12 @@ def result_lines(summary: Mapping[str, Any]) -> list[str]:
     lines = []
     measures = _measures(summary)
     for domain, before, after in _rows(summary):
-        shown = "  ".join(f"{measure_name(m, summary)} {_number(before, m)} -> {_number(after, m)}" for m in measures)
+        gain = (summary["domains"].get(domain) or {}).get("interval")
+        inside = {"pass@1": f" (gain {gain[0]:+.3f} to {gain[1]:+.3f})" if gain else ""}
+        shown = "  ".join(
+            f"{measure_name(m, summary)} {_number(before, m)} -> {_number(after, m)}{inside.get(m, '')}"
+            for m in measures
+        )
         lines.append(f"{domain:<12} {shown}")
     if not lines:
         lines.append("no evaluation: the recipe has no data.evaluation")
@@ -48,10 +53,23 @@ def result_markdown(summary: Mapping[str, Any], page: Path) -> str:
     return f"{table}\n\n{notes}\n\nReport: {in_markdown(page)}\n"
 
 
+def evaluation_lines(domains: Mapping[str, Any], k: int) -> list[str]:
+    """Return an evaluation as a line for each domain: each measure with its interval; `k` is that of pass@k."""
+    measures = _measured(domains)
+    return [
+        f"{domain:<12} " + "  ".join(f"{measure_name(m, {'k': k})} {_estimate(row.get(m))}" for m in measures)
+        for domain, row in sorted(domains.items())
+    ]
+
+
+def _measured(domains: Mapping[str, Any]) -> list[str]:
+    is_partial = any("score_by_prompt" in row for row in domains.values())
+    return [m for m in MEASURES if any(m in row for row in domains.values()) and (m != "score" or is_partial)]
+
+
 def evaluation_markdown(domains: Mapping[str, Any]) -> str:
     """Return an evaluation as a Markdown table: each measure with its interval, by domain."""
-    is_partial = any("score_by_prompt" in row for row in domains.values())
-    measures = [m for m in MEASURES if any(m in row for row in domains.values()) and (m != "score" or is_partial)]
+    measures = _measured(domains)
     head = ["domain", *measures]
     rows = [
         [in_markdown(domain), *(_estimate(row.get(m)) for m in measures)] for domain, row in sorted(domains.items())

@@ -20,9 +20,7 @@ from verizero.pipeline.types import FinishReason
 if TYPE_CHECKING:
     from types import ModuleType
 
-INSTALL = (
-    "make install-gpu, or pip install 'verizero[gpu]', on a GPU, `make install-engines` for the CPU (docs/engines.md)"
-)
+INSTALL = "make install-gpu, or pip install '.[gpu]', on a GPU, `make install-engines` for the CPU (docs/engines.md)"
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine shares this process, and so the trainer's tensors
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the trainer's threads live in this process too

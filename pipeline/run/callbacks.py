@@ -144,10 +144,7 @@ def load_callbacks(
 
 
 def _loaded(path: str, base: Path | None) -> tuple[str, Callback]:
-    function, where = at_path(path, base, "callback")
-    if function is None:
-        raise ConfigError(f"callback {path!r}: {where} has no {path.rpartition(':')[2]!r}")
-    return _checked(path, function)
+    return _checked(path, at_path(path, base, "callback")[0])
 
 
 def _name_of(function: Any) -> str:

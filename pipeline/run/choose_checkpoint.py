@@ -126,7 +126,7 @@ def newest_whole(
 
 def _unusable(root: Path, refused: Sequence[checkpoint.Unusable], older: Path | None = None) -> str:
     """Return the message on checkpoints of which the run cannot continue, with the ways out."""
-    ways = ["start again under another name (--set name=…)"]
+    ways = ["start again under another name"]
     if older is None:
         ways.append(f"move {root} elsewhere, to start this run from the beginning")
     else:
@@ -163,7 +163,7 @@ def checkpoint_before_changes(
     if state.stage.name == before.name:
         ends[before.name] = newest
     model = next((m for m in (folder / "model", newest / "model") if m.is_dir()), None)
-    from_model = f", or start a new run from the model of this one (--set name=… --set model.path={model})"
+    from_model = f", or start a new run from the model of this one (name=…, model.path={model})"
     new_run = from_model if model else ""
     is_same = after is not None and (before.name, before.kind) == (after.name, after.kind) and before.name in ends
     changed: set[str] = set()
@@ -211,7 +211,7 @@ def checkpoint_before_changes(
         remedy += ", continue with it from where the run is (resume='changed', --resume changed)"
     raise RunError(
         f"{folder} was started with another recipe or other data: {why}; there is no stage before {before.name} to "
-        f"resume from. {remedy}{new_run}, or start from the beginning (--set name=…)"
+        f"resume from. {remedy}{new_run}, or start from the beginning under another name"
     )
 
 

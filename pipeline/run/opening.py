@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -29,6 +29,7 @@ from verizero.pipeline.models.named import asks_no_hub, is_path, model_named
 from verizero.pipeline.models.quantized import library
 from verizero.pipeline.models.routing import num_experts
 from verizero.pipeline.models.streamed import model_on_meta
+from verizero.pipeline.near import did_you_mean
 from verizero.pipeline.plan.choice import by_plan, choices
 from verizero.pipeline.plan.devices import device_named
 from verizero.pipeline.plan.memory import GIB
@@ -136,6 +137,8 @@ def open_run(config: RunConfig, base_dir: Path, folder: Path, resume: Resume, pr
 
     In a group of processes each has a session of its own over the same state. Rank 0 holds the folder and writes there.
     """
+    if resume not in (ways := get_args(Resume)):
+        raise ConfigError(f"resume={resume!r} is not known; {did_you_mean(str(resume), ways, ', '.join(ways))}")
     with ExitStack() as stack:
         device = device_of(config)
         if config.model.quantize == "nf4":

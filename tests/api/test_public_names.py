@@ -27,9 +27,11 @@ SIGNATURES = {
     "TrainedRun.samples": "(self, wrong=None, stage=None)",
     "Verdict": "(status, score=0.0, reason='', extracted=None, seconds=0.0, reward=None, right=None, parts=(), "
     "steps=())",
+    "evaluate": "(model, data=None, *, quiet=False, **arguments)",
     "open": "(model, data=None, *, resume='auto', quiet=False, callbacks=(), **arguments)",
     "train": "(model, data=None, *, reward=None, evaluation=None, name=None, algorithm=None, steps=None, weights=None, "
     "success=None, output=None, resume='auto', quiet=False, callbacks=(), **fields)",
+    "try_out": "(model, data=None, *, prompts=4, samples=4, **arguments)",
     "verifier": "(function=None, /, *, name=None, batch=False, reads=None)",
 }
 """What users call. A change here changes their programs: say it in the commit."""

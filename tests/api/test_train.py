@@ -10,14 +10,11 @@ import pytest
 import yaml
 
 import verizero as vz
-from tests.api.tiny import ROWS, SMALL, weights
+from tests.api.tiny import SMALL, weights
 from tests.source import ROOT
-from verizero.pipeline.algorithms.base import load_algorithm
 from verizero.pipeline.api.given import verifier_of
 from verizero.pipeline.cli import main
-from verizero.pipeline.config.load import TRL, _fields
 from verizero.pipeline.config.rates import learning_rate
-from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.types import Attempt
 from verizero.verifiers.base import load
 
@@ -53,9 +50,12 @@ def test_the_program_of_the_readme_on_rows_is_its_command_on_a_file(folder, monk
     capsys.readouterr()
     with monkeypatch.context() as elsewhere:
         elsewhere.chdir(folder / "elsewhere")
-        assert main(["eval", str(theirs)]) in (0, None)
+        assert main(["eval", str(theirs), "--json"]) in (0, None)
         assert isinstance(vz.TrainedRun(theirs).chat("The letter z?"), str)
     measured = json.loads(capsys.readouterr().out)["default"]["pass@1"]["value"]
+    again = vz.evaluate(theirs, quiet=True)
+    assert again["default"]["pass@1"]["value"] == measured
+    assert re.fullmatch(rf"default +pass@1 {measured:.3f} \(\d\.\d{{3}} to \d\.\d{{3}}\)  greedy .*", repr(again))
     assert measured == vz.TrainedRun(theirs).results["default"]["after"]["pass@1"]
     sampled = run.samples(stage="rl")
     assert all(float(r["prompt"][-2] in r["response"]) == r["reward"] for r in sampled)
@@ -66,7 +66,9 @@ def test_the_program_of_the_readme_on_rows_is_its_command_on_a_file(folder, monk
     assert len(run.metrics) == 3
     assert "<iframe" in run.report._repr_html_()
     assert isinstance(run.chat("The letter z?"), str)
-    assert [str(f) for f in run.diagnose()] == [str(f) for f in vz.TrainedRun(run.folder).diagnose()]
+    causes = run.diagnose()
+    assert [f.cause for f in causes] == [f.cause for f in vz.TrainedRun(run.folder).diagnose()]
+    assert "causes were looked for in 3 RL steps" in repr(causes)
     # The recipe that was written is a recipe like any other.
     again = vz.train(run.folder / "given" / "recipe.yaml", name="again", quiet=True)
     assert weights(again) == weights(run)
@@ -105,38 +107,3 @@ def test_defaults_by_the_model(folder):
     )
     assert learning_rate("rewards", 494_000_000) == 1e-6
     assert learning_rate("rewards", 494_000_000, is_lora=True) == 1e-5
-
-
-@pytest.mark.parametrize(
-    ("call", "error"),
-    [
-        ({"data": [{"question": "Who?", "answer": "a king"}]}, "say what is right: reward=f with def f(completion"),
-        ({"data": ROWS, "reward": lambda *texts: 1}, "has no name to be given by"),
-        ({"data": ROWS, "reward": 3}, "reward: 3 is int; give a function, or a verifier's name"),
-        ({"data": ROWS, "reward": "mathh"}, "did you mean"),
-        ({"data": ROWS, "reward": reward, "weights": [1]}, "belong to several rewards"),
-        ({"data": ROWS, "reward": [reward, "math"], "weights": [1]}, "weights has 1 numbers for 2 rewards: reward"),
-        ({"data": ROWS, "reward": "math", "success": 1.0}, "success=1 is of reward functions"),
-        ({"data": ROWS, "reward": lambda completion, row: 1, "steps": 0}, "steps must be a whole number of at least 1"),
-        ({"data": ROWS, "rl.group_sise": 4}, "did you mean"),
-        ({"data": [{"chosen": "a", "rejected": "b"}], "reward": reward}, "which train by a preference loss"),
-        ({"data": [{"prompt": "Who?"}], "reward": "math"}, "there is no answer, and verifier 'math' compares"),
-        ({"reward": reward}, "reward= goes with data="),
-        ({"steps": 3}, "steps= goes with data="),
-        ({"data": [{"prompt": "Who?"}], "reward": reward}, "and reward function 'reward' asks for one"),
-    ],
-)
-def test_bad_arguments_say_what_to_give(call, error, folder):
-    with pytest.raises(vz.VerizeroError) as refused:
-        vz.train("tiny", call.pop("data", None), name="bad", quiet=True, **call)
-    assert error in str(refused.value)
-
-
-@pytest.mark.parametrize("name", TRL)
-def test_an_argument_of_trl_is_refused_with_fields_that_are_there(name, folder):
-    with pytest.raises(vz.VerizeroError, match=re.escape(f"unknown key '{name}'; TRL's {name} is {TRL[name]} here")):
-        vz.train("tiny", ROWS, name="bad", quiet=True, **{name: 1})
-    for field in re.findall(r"[a-z_]+(?:\.[a-z_]+)+|^[a-z_]+$", TRL[name].replace("vz.train", "")):
-        *parents, last = field.removeprefix("rl.algorithm.").split(".")
-        section = type(load_algorithm("grpo")[0]) if "rl.algorithm." in field else RunConfig
-        assert last in _fields(section, parents), field

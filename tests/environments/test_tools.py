@@ -281,7 +281,7 @@ def test_by_path_with_parameters_and_seeds(folder):
         ({"name": "far"}, "no environment is called 'far'"),
         ({"path": "none.py:echo"}, "expected 'file.py:function'"),
         ({"path": "games.py"}, "expected 'file.py:function'"),
-        ({"path": "games.py:nothing"}, "expected a function whose first parameter is its EnvironmentParams"),
+        ({"path": "games.py:nothing"}, "has no 'nothing'; did you mean counting?"),
         ({"path": "games.py:untyped"}, "annotate its first parameter"),
         ({"path": "games.py:counting"}, "annotate its first parameter with a subclass of EnvironmentParams"),
     ],

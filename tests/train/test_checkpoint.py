@@ -398,7 +398,7 @@ def test_with_none_whole_all_are_named_with_their_reasons_and_none_is_deleted(tm
     for part in (
         "00000002: state.json was changed",
         "00000001: empty is missing",
-        "--set name=",
+        "under another name",
         "Nothing was changed",
     ):
         assert part in str(error.value)
