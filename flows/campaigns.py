@@ -38,12 +38,12 @@ def rl_rounds(
 ) -> None:
     """Train the next rounds of a campaign, from its newest model and with the new files in its data folder.
 
-    Give this deployment a schedule, e.g. one firing every night. A killed firing is continued by the next.
+    Give this deployment a schedule, e.g. one run every night. A killed run is continued by the next.
 
     Args:
         campaign: The campaign's folder under campaigns/; letters, digits and . _ - only. A new name begins a campaign.
         recipe: A recipe of configs/ or of your own folder.
-        registry: Folder of a registry; after each firing `promote` compares with its champion. Empty: no comparison.
+        registry: Folder of a registry; after each run `promote` compares with its champion. Empty: no comparison.
         overrides: Any other field of the recipe by its dotted name, e.g. {"rl.group_size": 16}.
     """
     request = form_request(recipe, overrides=overrides)

@@ -28,7 +28,7 @@ SRUN = "srun --ntasks=1 --kill-on-bad-exit=1 --unbuffered --export=ALL"
 TAG = "verizero"
 FORMS: tuple[Flow[..., Any], ...] = (forms.train, campaigns.rl_rounds, forms.evaluate, campaigns.promote)
 ALONE = ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW)
-"""One firing at a time; a firing that is due while another runs is cancelled, not queued."""
+"""One run at a time; a run that is due while another runs is cancelled, not queued."""
 HEARTBEAT = "prefect.flow-run.heartbeat"
 SILENT_S = 90
 """Three heartbeats of 30 s."""

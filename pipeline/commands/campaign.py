@@ -1,12 +1,12 @@
-"""`verizero campaign`: train one policy in many firings; each is a run that starts from the model of the last.
+"""`verizero campaign`: train one policy in many runs, each of which starts from the model of the last.
 
-    campaigns/math/campaign.json        what each firing did, and why the campaign ended
-    campaigns/math/data/                files of rows dropped here join the next firing
-    campaigns/math/runs/firing-002/     a run like any other
+    campaigns/math/campaign.json        what each run did, and why the campaign ended
+    campaigns/math/data/                files of rows dropped here join the next run
+    campaigns/math/runs/run-002/        a run like any other
 
-A firing starts from the newest model, which is also its reference. Its training rows are those of the last firing and
-of new files. Evaluation rows stay those of the first firing, so that all firings are measured on the same prompts.
-A killed firing is continued by the next command.
+A run starts from the newest model, which is also its reference. Its training rows are those of the last run and
+of new files. Evaluation rows stay those of the first run, so that all runs are measured on the same prompts.
+A killed run is continued by the next command.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Do one firing and print its outcome."""
+    """Do one run and print its outcome."""
     from verizero.pipeline.launch import launch
     from verizero.pipeline.models.load import quiet
     from verizero.pipeline.report.progress import for_terminal
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a firing. `skipped`: another firing is running, or ran in its place."""
+    """The result of a run. `skipped`: another run of the campaign is under way, or ran in its place."""
 
     did: Literal["trained", "skipped", "over"]
     message: str
@@ -85,7 +85,7 @@ class Outcome:
     @property
     def run(self) -> Path | None:
         """The folder of the run; None if nothing was trained."""
-        return Path(self.record["firings"][-1]["run"]) if self.did == "trained" else None
+        return Path(self.record["runs"][-1]["run"]) if self.did == "trained" else None
 
 
 def fire(
@@ -96,10 +96,10 @@ def fire(
     say: Say = print,
     base: Path | None = None,
 ) -> Outcome:
-    """Do one firing of the campaign: the next rounds, or the rest of a firing that was killed.
+    """Do one run of the campaign: the next rounds, or the rest of a run that was killed.
 
-    `due` is the time of the schedule that started it. If the last firing began after that time, this one is skipped.
-    Raises: ConfigError and DataError, which leave the campaign as it was; and what `train` raises. The firing then
+    `due` is the time of the schedule that started it. If the last run began after that time, this one is skipped.
+    Raises: ConfigError and DataError, which leave the campaign as it was; and what `train` raises. The run then
     stays in the record, and the next call continues it.
     """
     folder = (base or Path.cwd()) / config.folder / config.name
@@ -110,31 +110,31 @@ def fire(
             outcome = _begin(config, request, due, say, folder, record)
             return outcome if outcome is not None else _finish(config, request, train, say, folder, record)
     except InUse as exc:
-        return Outcome("skipped", f"skipped: {exc}: another firing is running", read_record(folder))
+        return Outcome("skipped", f"skipped: {exc}: another run of this campaign is under way", read_record(folder))
 
 
 def _begin(
     config: CampaignConfig, request: Request, due: datetime | None, say: Say, folder: Path, record: dict[str, Any]
 ) -> Outcome | None:
-    """Write the next firing into the record unless a killed one is to be continued; return why there is none."""
-    firings: list[dict[str, Any]] = record["firings"]
-    if firings and firings[-1]["state"] == "running":
+    """Write the next run into the record unless a killed one is to be continued; return why there is none."""
+    entries: list[dict[str, Any]] = record["runs"]
+    if entries and entries[-1]["state"] == "running":
         # Only a run with a checkpoint has something to continue.
-        if any((Path(firings[-1]["run"]) / "checkpoints").glob("*")):
-            say(f"continuing firing {firings[-1]['number']}, which was stopped before its end")
+        if any((Path(entries[-1]["run"]) / "checkpoints").glob("*")):
+            say(f"continuing run {entries[-1]['number']}, which was stopped before its end")
             return None
-        firings.pop()  # it had trained nothing, so a new one with the newest data takes its place
-    # Schedules that came due while no runner was up all fire at once; one firing serves them all.
-    if firings and due is not None and due.timestamp() <= firings[-1]["began"]:
-        last = firings[-1]["number"]
-        return Outcome("skipped", f"skipped: firing {last} started after this one was due, and replaces it", record)
+        entries.pop()  # it had trained nothing, so a new one with the newest data takes its place
+    # Schedules that came due while no runner was up all fire at once; one run serves them all.
+    if entries and due is not None and due.timestamp() <= entries[-1]["began"]:
+        last = entries[-1]["number"]
+        return Outcome("skipped", f"skipped: run {last} started after this one was due, and replaces it", record)
     reason = why_over(config, record, request)
     if reason is not None:
         record["over"] = reason
         write_record(folder, record)
         return Outcome("over", f"the campaign is over: {reason}; raise the limit to continue", record)
     # Written down before training: if this is killed, the next call knows the run and continues it.
-    firings.append(_planned(config, request, folder, record, say))
+    entries.append(_planned(config, request, folder, record, say))
     write_record(folder, record)
     return None
 
@@ -142,24 +142,24 @@ def _begin(
 def _finish(
     config: CampaignConfig, request: Request, train: Train, say: Say, folder: Path, record: dict[str, Any]
 ) -> Outcome:
-    """Train the last firing of the record to its end and write down its result."""
-    firing, began = record["firings"][-1], time.time()
+    """Train the last run of the record to its end and write down its result."""
+    entry, began = record["runs"][-1], time.time()
     # The plan of the record, not a new one: data and seed must be those that the run began with.
-    train(request.with_overrides(*firing["overrides"]))
-    _count(firing, time.time() - began)
-    # Asked again at each firing, so a raised limit lets the campaign continue.
+    train(request.with_overrides(*entry["overrides"]))
+    _count(entry, time.time() - began)
+    # Asked again at each run, so a raised limit lets the campaign continue.
     record["over"] = why_over(config, record, request)
     write_record(folder, record)
-    rate = "" if firing["pass@1"] is None else f", pass@1 {firing['pass@1']:.3f}"
+    rate = "" if entry["pass@1"] is None else f", pass@1 {entry['pass@1']:.3f}"
     over = f"; the campaign is over: {record['over']}" if record["over"] else ""
-    message = f"firing {firing['number']}: {firing['rounds']} rounds, {firing['tokens']} tokens{rate}{over}"
+    message = f"run {entry['number']}: {entry['rounds']} rounds, {entry['tokens']} tokens{rate}{over}"
     say(message)
     return Outcome("trained", message, record)
 
 
 def why_over(config: CampaignConfig, record: dict[str, Any], request: Request) -> str | None:
-    """Return the limit that the firings have reached, in words; None if they have reached none."""
-    done = [f for f in record["firings"] if f["state"] == "done"]
+    """Return the limit that the runs have reached, in words; None if they have reached none."""
+    done = [f for f in record["runs"] if f["state"] == "done"]
     rounds, tokens, hours = (sum(f[k] for f in done) for k in ("rounds", "tokens", "seconds"))
     hours /= 3600
     rates = [f["pass@1"] for f in done if f["pass@1"] is not None]
@@ -174,7 +174,7 @@ def why_over(config: CampaignConfig, record: dict[str, Any], request: Request) -
         return f"pass@1 {rates[-1]:.3f} reached target={config.target:g}"
     wait = config.patience
     if wait is not None and len(rates) > wait and max(rates[-wait:]) <= max(rates[:-wait]):
-        return f"no better pass@1 than {max(rates[:-wait]):.3f} in patience={wait} firings"
+        return f"no better pass@1 than {max(rates[:-wait]):.3f} in patience={wait} runs"
     return None
 
 
@@ -204,7 +204,7 @@ def _rl_of(request: Request) -> RlConfig:
 def read_record(folder: Path) -> dict[str, Any]:
     """Return campaign.json, or an empty record."""
     path = folder / RECORD
-    record: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {"firings": [], "over": None}
+    record: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {"runs": [], "over": None}
     return record
 
 
@@ -216,15 +216,15 @@ def write_record(folder: Path, record: dict[str, Any]) -> None:
 def _planned(
     config: CampaignConfig, request: Request, folder: Path, record: dict[str, Any], say: Say
 ) -> dict[str, Any]:
-    """Return the record of the next firing. It is written before the firing begins, which continues as planned."""
-    done = record["firings"]
+    """Return the record of the next run. It is written before the run begins, which continues as planned."""
+    done = record["runs"]
     number = len(done) + 1
-    name = f"firing-{number:03d}"
+    name = f"run-{number:03d}"
     rounds, rl = config.rounds, _rl_of(request)
     if config.max_rounds is not None:
         rounds = min(rounds, config.max_rounds - sum(f["rounds"] for f in done))
     overrides = [f"name={name}", f"output={json.dumps(str((folder / 'runs').resolve()))}", f"rl.rounds={rounds}"]
-    # Another seed: the same one would draw the prompts of the last firing in the same order.
+    # Another seed: the same one would draw the prompts of the last run in the same order.
     overrides.append(f"seed={request.config.seed + number - 1}")
     if config.max_tokens is not None:
         left = config.max_tokens - sum(f["tokens"] for f in done)
@@ -234,10 +234,10 @@ def _planned(
     sources = [{"file": str(folder.resolve() / "taken" / f"{number:03d}-{n}")} for n in new]
     if done:
         last = Path(done[-1]["run"])
-        # Only the first firing makes the base; later ones start from its model with RL alone.
+        # Only the first run makes the base; later ones start from its model with RL alone.
         overrides.append(f"stages={json.dumps([request.config.stages[-1].model_dump()])}")
         overrides += with_model(last / "model")
-        # The rows as the last run used them, which contain those of all earlier firings.
+        # The rows as the last run used them, which contain those of all earlier runs.
         train: list[Any] = [{"file": str(last / "data" / "train.jsonl")}]
         if request.config.data.evaluation:
             overrides.append(f"data.evaluation={json.dumps([{'file': str(last / 'data' / 'evaluation.jsonl')}])}")
@@ -258,9 +258,9 @@ def _planned(
 
 
 def take_new(folder: Path, number: int, taken: set[str], say: Say) -> dict[str, int]:
-    """Check the files in `data/` that no firing has taken, and copy them; return their numbers of rows.
+    """Check the files in `data/` that no run has taken, and copy them; return their numbers of rows.
 
-    A firing reads the copies, so that later changes of a file do not affect it.
+    A run reads the copies, so that later changes of a file do not affect it.
     Raises: DataError naming file and row.
     """
     from verizero.pipeline.data.prompts import load_prompts
@@ -273,19 +273,19 @@ def take_new(folder: Path, number: int, taken: set[str], say: Say) -> dict[str, 
             continue
         counts[path.name] = len(load_prompts([Source(file=str(path.resolve()))], 0))
         shutil.copyfile(path, folder / "taken" / f"{number:03d}-{path.name}")
-        say(f"new data: {counts[path.name]} rows of {path.name} join firing {number}")
+        say(f"new data: {counts[path.name]} rows of {path.name} join run {number}")
     return counts
 
 
-def _count(firing: dict[str, Any], seconds: float) -> None:
-    """Write into the firing's record what its run did, from the run's files."""
-    files = read_run(Path(firing["run"]))
+def _count(entry: dict[str, Any], seconds: float) -> None:
+    """Write into the run's record what its run did, from the run's files."""
+    files = read_run(Path(entry["run"]))
     last = files.evaluations[-1].domains if files.evaluations else {}
     rates = {d: row["pass@1"]["value"] for d, row in last.items() if "pass@1" in row}
-    firing["state"] = "done"
+    entry["state"] = "done"
     # This process's part; an interrupted one's is lost with it.
-    firing["seconds"] = round(firing["seconds"] + seconds, 3)
-    firing["rounds"] = len({row.round for row in files.rl_steps})
-    firing["tokens"] = int(files.rl_steps[-1].metrics.get("tokens/generated", 0)) if files.rl_steps else 0
-    firing["domains"] = rates
-    firing["pass@1"] = fmean(rates.values()) if rates else None
+    entry["seconds"] = round(entry["seconds"] + seconds, 3)
+    entry["rounds"] = len({row.round for row in files.rl_steps})
+    entry["tokens"] = int(files.rl_steps[-1].metrics.get("tokens/generated", 0)) if files.rl_steps else 0
+    entry["domains"] = rates
+    entry["pass@1"] = fmean(rates.values()) if rates else None

@@ -1,4 +1,4 @@
-"""A campaign: firings that continue each other, new data, limits, the lock, and a firing that was killed."""
+"""A campaign: runs that continue each other, new data, limits, the lock, and a run that was killed."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -54,33 +54,33 @@ def row(number):
     )
 
 
-def test_a_firing_goes_on_from_the_model_of_the_one_before(tmp_path, request_):
+def test_a_run_goes_on_from_the_model_of_the_one_before(tmp_path, request_):
     first, second = fired(tmp_path, request_), fired(tmp_path, request_)
     assert (first.did, second.did) == ("trained", "trained")
     record = read_record(tmp_path / "campaigns" / "math")
-    one, two = record["firings"]
+    one, two = record["runs"]
     assert two["parent"] == one["run"]
     recipe = (Path(two["run"]) / "recipe.yaml").read_text()
     assert f"path: {one['run']}/model" in recipe
-    assert [f["rounds"] for f in record["firings"]] == [1, 1]
-    assert all(f["tokens"] > 0 and 0 <= f["pass@1"] <= 1 for f in record["firings"])
+    assert [f["rounds"] for f in record["runs"]] == [1, 1]
+    assert all(f["tokens"] > 0 and 0 <= f["pass@1"] <= 1 for f in record["runs"])
     before = next(r for r in rows(Path(two["run"])) if r["kind"] == "evaluation")
     after = [r for r in rows(Path(one["run"])) if r["kind"] == "evaluation"][-1]
     assert before["domains"]["arithmetic"]["by_prompt"] != []
     ids = [[p for p, _ in e["domains"]["arithmetic"]["by_prompt"]] for e in (before, after)]
-    assert ids[0] == ids[1], "every firing is measured on the same prompts"
+    assert ids[0] == ids[1], "every run is measured on the same prompts"
     assert [r["stage"] for r in rows(Path(two["run"])) if r["kind"] == "step"] == ["rl", "rl"]
 
 
-def test_new_data_joins_the_next_firing_and_a_bad_file_stops_it(tmp_path, request_):
+def test_new_data_joins_the_next_run_and_a_bad_file_stops_it(tmp_path, request_):
     folder = tmp_path / "campaigns" / "math"
     fired(tmp_path, request_)
     (folder / "data" / "extra.jsonl").write_text("".join(row(n) + "\n" for n in range(20, 25)))
     (folder / "data" / "notes.txt").write_text("no rows")
     said = []
     fire(campaign_config(name="math"), request_, trained, say=said.append, base=tmp_path)
-    assert "new data: 5 rows of extra.jsonl join firing 2" in said
-    own = read_record(folder)["firings"][1]
+    assert "new data: 5 rows of extra.jsonl join run 2" in said
+    own = read_record(folder)["runs"][1]
     assert own["new_data"] == {"extra.jsonl": 5}
     given = (Path(own["run"]) / "data" / "train.jsonl").read_text()
     assert given.count('"new/') == 5
@@ -93,10 +93,10 @@ def test_new_data_joins_the_next_firing_and_a_bad_file_stops_it(tmp_path, reques
     assert (folder / "campaign.json").read_text() == before
     (folder / "data" / "bad.jsonl").unlink()
     assert fired(tmp_path, request_).did == "trained"
-    assert read_record(folder)["firings"][2]["new_data"] == {}
+    assert read_record(folder)["runs"][2]["new_data"] == {}
 
 
-def test_a_killed_firing_is_continued_and_ends_as_if_never_killed(tmp_path, request_):
+def test_a_killed_run_is_continued_and_ends_as_if_never_killed(tmp_path, request_):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     fired(whole, request_)
     with pytest.raises(Broken):
@@ -105,9 +105,9 @@ def test_a_killed_firing_is_continued_and_ends_as_if_never_killed(tmp_path, requ
     (folder / "data" / "late.jsonl").write_text(row(31) + "\n")
     again = fired(broken, request_)
     assert again.did == "trained"
-    assert len(again.record["firings"]) == 1, "no firing is added: the broken one is finished"
-    assert again.record["firings"][0]["new_data"] == {}, "what came since joins the next one"
-    runs = [base / "campaigns" / "math" / "runs" / "firing-001" for base in (whole, broken)]
+    assert len(again.record["runs"]) == 1, "no run is added: the broken one is finished"
+    assert again.record["runs"][0]["new_data"] == {}, "what came since joins the next one"
+    runs = [base / "campaigns" / "math" / "runs" / "run-001" for base in (whole, broken)]
     assert fingerprint(runs[0]) == fingerprint(runs[1])
 
 
@@ -118,35 +118,35 @@ def test_one_that_died_before_it_trained_is_planned_anew(tmp_path, request_):
     with pytest.raises(OSError, match="no disk"):
         fired(tmp_path, request_, dies)
     folder = tmp_path / "campaigns" / "math"
-    assert read_record(folder)["firings"][0]["state"] == "running"
+    assert read_record(folder)["runs"][0]["state"] == "running"
     (folder / "data" / "late.jsonl").write_text(row(31) + "\n")
-    assert fired(tmp_path, request_).record["firings"][0]["new_data"] == {"late.jsonl": 1}
+    assert fired(tmp_path, request_).record["runs"][0]["new_data"] == {"late.jsonl": 1}
 
 
-def test_two_firings_never_train_at_once(tmp_path, request_):
+def test_two_runs_never_train_at_once(tmp_path, request_):
     with locked(tmp_path / "campaigns" / "math"):
         second = fired(tmp_path, request_, None)
     assert second.did == "skipped"
-    assert "another firing" in second.message
+    assert "another run" in second.message
     assert second.run is None
 
 
-def test_one_firing_replaces_all_that_were_missed(tmp_path, request_):
+def test_one_run_replaces_all_that_were_missed(tmp_path, request_):
     long_ago = datetime.now(UTC) - timedelta(hours=5)
     replacing = fire(campaign_config(name="math"), request_, trained, long_ago, lambda t: None, tmp_path)
     missed = fire(
         campaign_config(name="math"), request_, trained, long_ago + timedelta(hours=1), lambda t: None, tmp_path
     )
     assert (replacing.did, missed.did) == ("trained", "skipped")
-    assert missed.message == "skipped: firing 1 started after this one was due, and replaces it"
+    assert missed.message == "skipped: run 1 started after this one was due, and replaces it"
     now = datetime.now(UTC) + timedelta(seconds=1)
     assert fire(campaign_config(name="math"), request_, trained, now, lambda t: None, tmp_path).did == "trained"
 
 
-def test_the_budget_of_rounds_cuts_the_last_firing_and_ends_the_campaign(tmp_path, request_):
+def test_the_budget_of_rounds_cuts_the_last_run_and_ends_the_campaign(tmp_path, request_):
     first = fired(tmp_path, request_, rounds=2, max_rounds=3)
     last = fired(tmp_path, request_, rounds=2, max_rounds=3)
-    assert [f["rounds"] for f in last.record["firings"]] == [2, 1]
+    assert [f["rounds"] for f in last.record["runs"]] == [2, 1]
     assert first.record["over"] is None
     assert last.record["over"] == "3 rounds of max_rounds=3"
     assert fired(tmp_path, request_, None, rounds=2, max_rounds=3).did == "over"
@@ -176,7 +176,7 @@ def done(**changes):
 )
 def test_limits(request_, limits, rates, reason):
     config = CampaignConfig(name="x", **limits)
-    record = {"firings": [done(**{"pass@1": rate}) for rate in rates]}
+    record = {"runs": [done(**{"pass@1": rate}) for rate in rates]}
     found = why_over(config, record, request_)
     assert (found is None) == (reason is None)
     assert reason is None or reason in str(found)

@@ -122,8 +122,8 @@ def test_a_schedule_fires_by_itself_until_the_campaign_is_over(served):
         served.delete(f"/deployments/{deployment}/schedules/{made['id']}")
     record = read_record(folder)
     assert record["over"] == "1 rounds of max_rounds=1"
-    assert [f["state"] for f in record["firings"]] == ["done"]
-    assert (folder / "runs" / "firing-001" / "model").is_dir()
+    assert [f["state"] for f in record["runs"]] == ["done"]
+    assert (folder / "runs" / "run-001" / "model").is_dir()
 
 
 def test_each_of_the_other_flows_runs_and_leaves_its_artifact(served, by_form):
