@@ -15,8 +15,6 @@ from tests.oracles.advantages import group_norm, process
 from tests.rl.test_episodes import scene
 from tests.train.batches import groups_of
 from verizero.pipeline.algorithms.base import load_algorithm
-from verizero.pipeline.config.rl import RlConfig, check_rl
-from verizero.pipeline.config.scoring import ScoringConfig
 from verizero.pipeline.rl.credit import AdvantageInputs, compute_advantages
 from verizero.pipeline.scoring.select import classify_group, select
 from verizero.pipeline.train.collate import collate, turn_table
@@ -172,18 +170,3 @@ def test_a_group_whose_steps_alone_differ_is_informative_for_credit_by_turn():
     assert select([group], "informative", by_turns=True)[1]["kept"] == 1
     flat = replace(group, members=tuple(replace(m, steps=((1, 0.0),)) for m in members))
     assert select([flat], "informative", by_turns=True)[1]["kept"] == 0
-
-
-def test_components_are_refused_where_only_steps_count():
-    components = ScoringConfig.model_validate({"components": [{"verifier": "length"}]})
-    rl = {
-        "algorithm": {"name": "grpo_process"},
-        "rounds": 1,
-        "steps_per_round": 1,
-        "prompts_per_step": 1,
-        "group_size": 2,
-    }
-    with pytest.raises(ValueError, match="components change the reward of the whole response"):
-        check_rl(RlConfig.model_validate(rl), components)
-    rl["algorithm"] = {"name": "grpo_process", "credit_outcome": 1}
-    check_rl(RlConfig.model_validate(rl), components)
