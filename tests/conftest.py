@@ -8,11 +8,8 @@ import signal
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -43,7 +40,7 @@ WHOLE_FILE = {
 """Files of which an expression wants no test."""
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config):
     """Make the folder of what tests share (`tests.stages.start`, `tests.warm`), once for all processes.
 
     And hear the interrupts that tests send: a shell lets what it starts in the background ignore them.
@@ -61,14 +58,14 @@ def pytest_configure(config: pytest.Config) -> None:
         # torch finds compiled code again by its source alone, so what another run left may be for another CPU
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/compiled"
 
-        def remove() -> None:
+        def remove():
             del os.environ[FOLDER]
             shutil.rmtree(folder)
 
         config.add_cleanup(remove)
 
 
-def full_disk(folder: str, room: int) -> str | None:
+def full_disk(folder, room):
     """Return the words for a folder of temporary files that has less than `room` megabytes left."""
     if (free := shutil.disk_usage(folder).free >> 20) >= room:
         return None
@@ -78,14 +75,14 @@ def full_disk(folder: str, room: int) -> str | None:
     )
 
 
-def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
+def pytest_exception_interact(node):
     """Stop where a test has failed and the disk is full: all others would fail too, and none would say why."""
     if lack := full_disk(os.path.dirname(os.environ[FOLDER]), FULL):
         node.session.shouldstop = lack
 
 
 @pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
+def chromium():
     """A headless Chromium. Without WebGL, of which Prefect draws its graphs: in software that takes a whole core."""
     from playwright.sync_api import sync_playwright
 
@@ -99,14 +96,14 @@ def chromium() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def threads() -> Iterator[ThreadPoolExecutor]:
+def threads():
     """The threads of environments."""
     with ThreadPoolExecutor(4) as pool:
         yield pool
 
 
 @pytest.fixture
-def default_sandbox() -> Iterator[None]:
+def default_sandbox():
     """Behind the test, programs run as where nobody has settled how."""
     from verizero.sandbox.settings import SandboxSettings, configure
 
@@ -115,7 +112,7 @@ def default_sandbox() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def end_default_group() -> Iterator[None]:
+def end_default_group():
     """End the default process group after each file: FSDP and DeepSpeed on one rank make one and leave it.
 
     DeepSpeed leaves variables of launchers too, by which other libraries would wait for further ranks.
@@ -135,37 +132,37 @@ def end_default_group() -> Iterator[None]:
 
 
 @cache
-def imports_vllm(file: Path) -> bool:
+def imports_vllm(file):
     """True for a file whose tests import vLLM into their process."""
     return re.search(r"^pytestmark = .*\bneeds_vllm\b", file.read_text(encoding="utf-8"), re.MULTILINE) is not None
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+def pytest_xdist_make_scheduler(config, log):
     """Give all files that import vLLM to one process, as the import takes ten seconds of a core."""
     from xdist.scheduler.loadfile import LoadFileScheduling
 
     class VllmTogether(LoadFileScheduling):  # type: ignore[misc]
-        def _split_scope(self, nodeid: str) -> str:
-            file: str = super()._split_scope(nodeid)
+        def _split_scope(self, nodeid):
+            file = super()._split_scope(nodeid)
             return "vllm" if imports_vllm(config.rootpath / file) else file
 
     return VllmTogether(config, log)
 
 
 @pytest.hookimpl(optionalhook=True)  # without xdist there is none
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+def pytest_xdist_auto_num_workers(config):
     """Two processes more than there are cores: tests of servers and killed runs wait a third of their time."""
     waits = config.option.markexpr != UNIT
     return num_cores() + 2 * waits
 
 
-def num_cores() -> int:
+def num_cores():
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+def pytest_ignore_collect(collection_path, config):
     """True for files of which no test is wanted: to import them costs seconds."""
     wanted = config.option.markexpr
     if wanted not in (*WHOLE_FILE, NIGHTLY) or not collection_path.match("test_*.py"):
@@ -175,19 +172,19 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if is_unwanted else None
 
 
-def pytest_collectstart() -> None:
+def pytest_collectstart():
     """Collect no garbage while modules load: what they make stays, and to look through it costs seconds."""
     gc.disable()
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish():
     """Collect garbage from here on, but seldom, and not among what the modules and the collected tests hold."""
     gc.enable()
     gc.freeze()
     gc.set_threshold(20_000, 10, 20)  # the default, 700 new objects, costs a tenth of the tests' time
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """Files of real engines and whole runs first, those with the fewest and so longest tests before all.
 
     A file stays in one process, and a long one that begins last is waited for by all others.
@@ -197,7 +194,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (item.path not in engines, count[item.path] if item.path in engines else 0))
 
 
-def pytest_sessionstart(session: pytest.Session) -> None:
+def pytest_sessionstart(session):
     """Say at once about how long the tests take where that was measured: to collect them takes half a minute."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if "PYTEST_XDIST_WORKER" not in os.environ and (minutes := MINUTES.get(session.config.option.markexpr)):
@@ -208,7 +205,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
+def pytest_xdist_node_collection_finished(node, ids):
     """Say once how many tests there are."""
     reporter = node.config.pluginmanager.get_plugin("terminalreporter")
     if node.gateway.id == "gw0" and reporter is not None:
@@ -216,9 +213,9 @@ def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
 
 
 @pytest.hookimpl(trylast=True)  # behind the slowest tests
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+def pytest_terminal_summary(terminalreporter, config):
     """Say what was left out, and why: a line for each reason."""
-    why: dict[str, Counter[str]] = {}
+    why = {}
     for report in terminalreporter.getreports("skipped"):
         reason = str(report.longrepr[2]).removeprefix("Skipped: ")
         why.setdefault(reason, Counter())[report.nodeid.partition("::")[0].rpartition("/")[0]] += 1
@@ -234,7 +231,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.write_line(line if line.endswith(":") else f"  {line}")
 
 
-def count_nightly(tests: Path) -> int:
+def count_nightly(tests):
     """How many functions, or cases of one, have the mark."""
     count = 0
     for path in tests.rglob("test_*.py"):

@@ -13,9 +13,7 @@ import functools
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -39,7 +37,7 @@ SIZED_BY_VALUES = {
 }
 """Operations whose result has a size that depends on the values, which the host must know."""
 
-WAITS: Counter[tuple[str, str]] = Counter()
+WAITS = Counter()
 """(file:line of the project, the cause) -> the number of times that a host would have waited there for its GPU."""
 
 
@@ -66,7 +64,7 @@ ANSWERS = {
 class Module:
     """The module of the device."""
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         if name not in ANSWERS:
             raise AttributeError(name)
         return lambda *_, **__: ANSWERS[name]
@@ -79,7 +77,7 @@ class Fake(torch.Tensor):
     inner: torch.Tensor
 
     @staticmethod
-    def __new__(cls, inner: torch.Tensor) -> "Fake":
+    def __new__(cls, inner):
         made = torch.Tensor._make_wrapper_subclass(
             cls,
             inner.size(),
@@ -92,34 +90,34 @@ class Fake(torch.Tensor):
         return made
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         return run(func, args, kwargs or {})
 
 
 class Mode(TorchDispatchMode):
     """Passes every operation to `run`, also those on CPU tensors and those that make a tensor on the device."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         return run(func, args, kwargs or {})
 
     @classmethod
-    def _should_skip_dynamo(cls) -> bool:
+    def _should_skip_dynamo(cls):
         return False  # nothing is traced here, and every operation would pass through a wrapper against that
 
 
-def names_device(device: Any) -> bool:
+def names_device(device):
     """True if `device` is the make-believe one."""
     return device is not None and torch.device(device).type == NAME
 
 
-def on_cpu(x: Any) -> Any:
+def on_cpu(x):
     """The CPU tensor inside `x`; `x` itself if it is not of the device."""
     return x.inner if type(x) is Fake else x
 
 
-def flat_of(args: Iterable[Any]) -> list[Any]:
+def flat_of(args):
     """The arguments of an operation and the items of its lists, which hold no lists."""
-    flat: list[Any] = []
+    flat = []
     for x in args:
         if isinstance(x, (list, tuple)):
             flat += x
@@ -128,25 +126,25 @@ def flat_of(args: Iterable[Any]) -> list[Any]:
     return flat
 
 
-def each(change: Callable[[Any], Any], x: Any) -> Any:
+def each(change, x):
     """`change` of an argument or result of an operation, or of each item of one that is a list."""
     return type(x)(map(change, x)) if type(x) in (list, tuple) else change(x)
 
 
 @functools.cache
-def is_mutable(func: Any) -> bool:
+def is_mutable(func):
     """True if the operation writes to one of its arguments."""
     return bool(func._schema.is_mutable)
 
 
 @functools.cache
-def may_wait(func: Any) -> bool:
+def may_wait(func):
     """True if the host waits for the operation in some case."""
     known = {aten._local_scalar_dense.default, aten.repeat_interleave.Tensor} | SIZED_BY_VALUES
     return func in known | COPIES | READS | WRITES
 
 
-def line() -> str:
+def line():
     """The innermost line of the project's own code that is running, as file:line."""
     frame = sys._getframe(1)
     while frame is not None:
@@ -157,7 +155,7 @@ def line() -> str:
     return "a backward"  # of an operation of the project, in a thread of autograd without lines of Python
 
 
-def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+def run(func, args, kwargs):
     """Compute one operation on the CPU. Raises: Mixed."""
     flat = flat_of((*args, *kwargs.values()))
     has_fakes = Fake in map(type, flat)
@@ -180,7 +178,7 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     # An operation in place returns the very tensor that it was given.
     written = {id(on_cpu(x)): x for x in flat if isinstance(x, torch.Tensor)} if is_mutable(func) else {}
 
-    def wrapped(x: Any) -> Any:
+    def wrapped(x):
         if id(x) in written:
             return written[id(x)]
         return Fake(x) if to_device and isinstance(x, torch.Tensor) and not isinstance(x, Fake) else x
@@ -188,7 +186,7 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return each(wrapped, out)
 
 
-def refuse_mixture(func: Any, args: Any, flat: list[Any]) -> None:
+def refuse_mixture(func, args, flat):
     """Raise Mixed where CUDA raises: tensors of both devices, numbers of no dimension and indices excepted."""
     if not any(type(x) is not Fake and isinstance(x, torch.Tensor) for x in flat) or func in COPIES:
         return
@@ -202,7 +200,7 @@ def refuse_mixture(func: Any, args: Any, flat: list[Any]) -> None:
         raise Mixed(f"{func} mixes {NAME} and cpu at {line()}")
 
 
-def count_wait(func: Any, args: Any, has_fakes: bool, to_device: bool) -> None:
+def count_wait(func, args, has_fakes, to_device):
     """Count the operation in `WAITS` if the host of a GPU would wait for it."""
     cause = None
     if func in COPIES:
@@ -222,7 +220,7 @@ def count_wait(func: Any, args: Any, has_fakes: bool, to_device: bool) -> None:
         WAITS[line(), cause] += 1
 
 
-def install() -> None:
+def install():
     """Register the device and replace what torch does past its dispatcher. Call it once, in a process of its own."""
     _setup_privateuseone_for_python_backend(NAME, backend_module=Module())
     torch.inference_mode = torch.no_grad  # wrappers cannot be inference tensors
@@ -232,36 +230,36 @@ def install() -> None:
     replace_files()
     begin = threading.Thread.run
 
-    def run_in_mode(thread: threading.Thread) -> None:
+    def run_in_mode(thread):
         with Mode():  # a mode is of one thread, and generation ahead of the update has a thread of its own
             begin(thread)
 
     threading.Thread.run = run_in_mode
 
 
-def replace_making() -> None:
+def replace_making():
     """Tensors of Python values, and Python values of tensors."""
     tensor, as_tensor = torch.tensor, torch.as_tensor
     new_tensor, tolist = torch.Tensor.new_tensor, torch.Tensor.tolist
 
-    def made(data: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+    def made(data, *args, device=None, **kwargs):
         out = tensor(on_cpu(data), *args, **kwargs)
         if not names_device(device):
             return out
         WAITS[line(), "copy to the device"] += 1
         return Fake(out)
 
-    def made_like(x: Any, data: Any, *args: Any, dtype: Any = None, **kwargs: Any) -> Any:
+    def made_like(x, data, *args, dtype=None, **kwargs):
         if isinstance(x, Fake):
             return made(data, dtype=dtype or x.dtype, device=NAME)
         return new_tensor(x, data, *args, dtype=dtype, **kwargs)
 
-    def taken(data: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+    def taken(data, *args, device=None, **kwargs):
         if isinstance(data, Fake):
             return data
         return made(data, *args, device=device, **kwargs) if names_device(device) else as_tensor(data, *args, **kwargs)
 
-    def listed(x: Any) -> Any:
+    def listed(x):
         if isinstance(x, Fake):
             WAITS[line(), "copy to the host"] += 1
         return tolist(on_cpu(x))
@@ -270,15 +268,15 @@ def replace_making() -> None:
     torch.Tensor.new_tensor, torch.Tensor.tolist = made_like, listed
 
 
-def replace_moving() -> None:
+def replace_moving():
     """`Module.to`, which sets the data of parameters: torch refuses that between kinds of tensors."""
     to = torch.nn.Module.to
 
-    def moved(model: Any, *args: Any, **kwargs: Any) -> Any:
+    def moved(model, *args, **kwargs):
         places = [x for x in (*args, *kwargs.values()) if isinstance(x, (str, torch.device))]
         if not any(map(names_device, places)):
             return to(model, *args, **kwargs)
-        known: dict[int, torch.nn.Parameter] = {}  # tied weights stay tied
+        known = {}  # tied weights stay tied
         for module in model.modules():
             for name, p in module._parameters.items():
                 if p is not None:
@@ -292,18 +290,18 @@ def replace_moving() -> None:
     torch.nn.Module.to = moved
 
 
-def replace_indexing() -> None:
+def replace_indexing():
     """Indices that are lists, and numbers that are assigned to a part of a tensor."""
     tensor, get, put = torch.tensor, torch.Tensor.__getitem__, torch.Tensor.__setitem__
 
-    def on_device(x: Any, index: Any) -> Any:
+    def on_device(x, index):
         if not isinstance(x, Fake):
             return index
         if isinstance(index, tuple):
             return tuple(tensor(i, device=NAME) if isinstance(i, list) else i for i in index)
         return tensor(index, device=NAME) if isinstance(index, list) else index
 
-    def assign(x: Any, index: Any, value: Any) -> None:
+    def assign(x, index, value):
         if isinstance(x, Fake) and not isinstance(value, torch.Tensor):
             value = Fake(torch.full((), value, dtype=x.dtype))  # a number is filled in, nothing is copied
         put(x, on_device(x, index), value)
@@ -312,23 +310,23 @@ def replace_indexing() -> None:
     torch.Tensor.__setitem__ = assign
 
 
-def replace_files() -> None:
+def replace_files():
     """Files of tensors, which hold CPU tensors: `torch.save`, `torch.load`, and a model's folder."""
     from transformers import PreTrainedModel
 
     save, load, save_pretrained = torch.save, torch.load, PreTrainedModel.save_pretrained
 
-    def plain(x: Any) -> Any:
+    def plain(x):
         return tree_map(lambda t: t.inner.detach().clone() if isinstance(t, Fake) else t, x)
 
-    def loaded(file: Any, *args: Any, map_location: Any = None, **kwargs: Any) -> Any:
+    def loaded(file, *args, map_location=None, **kwargs):
         out = load(file, *args, map_location="cpu", **kwargs)
         if not names_device(map_location):
             return out
         return tree_map(lambda t: Fake(t) if isinstance(t, torch.Tensor) else t, out)
 
     @functools.wraps(save_pretrained)
-    def saved(model: Any, folder: Any, *args: Any, **kwargs: Any) -> Any:
+    def saved(model, folder, *args, **kwargs):
         if not any(isinstance(p, Fake) for p in model.parameters()):
             return save_pretrained(model, folder, *args, **kwargs)
         # A folder of a module with the same weights on the CPU: safetensors reads the memory of a tensor.
@@ -344,7 +342,7 @@ def replace_files() -> None:
     PreTrainedModel.save_pretrained = saved
 
 
-def waits_of(function: Callable[[], Any]) -> Counter[tuple[str, str]]:
+def waits_of(function):
     """The waits, by line and cause, of one call of `function`."""
     before = WAITS.copy()
     function()

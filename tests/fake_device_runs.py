@@ -11,9 +11,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from tests import fake_device
 
@@ -30,7 +28,6 @@ from tests.stages.parity import VERIFIER
 from tests.train.batches import groups_of, longer, settings_of
 from verizero.pipeline.config.load import parse, read_tree
 from verizero.pipeline.config.recipes import OTHER_FOLDERS
-from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.models.load import quiet
 from verizero.pipeline.models.runs import padded_width
 from verizero.pipeline.report.progress import Progress
@@ -38,15 +35,13 @@ from verizero.pipeline.run.algorithm import resolve_parts
 from verizero.pipeline.run.build import build_backend, build_tokenizer
 from verizero.pipeline.run.opening import load_policy, open_run
 from verizero.pipeline.run.saving import save_final
-from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.step import update
 from verizero.pipeline.train.texts import row_after, text_gradient
-from verizero.pipeline.types import Group
 from verizero.pipeline.whole_run import items_by_stage, run_items
 
 CONFIGS = ROOT / "configs"
 LEFT_OUT = ("demo_vllm", "process_model")
-SIZES: dict[str, Any] = {
+SIZES = {
     "hidden_size": 16,
     "intermediate_size": 32,
     "num_attention_heads": 2,
@@ -82,7 +77,7 @@ MICRO_BATCH_TOKENS = 320
 """Two micro-batches of an update without minibatches: enough to see what happens between two."""
 
 
-def names() -> list[str]:
+def names():
     """Every recipe by its path below configs/, without those that name another engine in this process.
 
     And without one whose reward model finds no step to learn from in a few responses.
@@ -91,7 +86,7 @@ def names() -> list[str]:
     return sorted(p.relative_to(CONFIGS).with_suffix("").as_posix() for p in paths if p.stem not in LEFT_OUT)
 
 
-def shrunk(value: Any) -> Any:
+def shrunk(value):
     """The tree with each field of AT_MOST at most that."""
     if isinstance(value, list):
         return [shrunk(item) for item in value]
@@ -102,7 +97,7 @@ def shrunk(value: Any) -> Any:
     }
 
 
-def tiny(name: str, folder: Path, layers: int = 1) -> RunConfig:
+def tiny(name, folder, layers=1):
     """The recipe for a made model of some thousand weights, sums of one digit, this process and the fake device."""
     tree = shrunk(read_tree(CONFIGS / f"{name}.yaml"))
     model, experts = tree["model"], "moe" in str(tree["model"]) or "A3B" in str(tree["model"])
@@ -135,7 +130,7 @@ def tiny(name: str, folder: Path, layers: int = 1) -> RunConfig:
     return parse({**tree, **changes}, base=folder)
 
 
-def run_whole(name: str, folder: Path) -> None:
+def run_whole(name, folder):
     """Do a whole run: every stage, each evaluation and checkpoint. Its page is drawn from files, so is left out."""
     config = tiny(name, folder)
     with open_run(config, folder, folder / config.name, "never", Progress()) as session:
@@ -144,7 +139,7 @@ def run_whole(name: str, folder: Path) -> None:
         save_final(session.run, session.workers.backend)
 
 
-def learner(config: RunConfig) -> tuple[Backend, Any]:
+def learner(config):
     """A backend on the device with all that the recipe's algorithm needs, and the algorithm's parts."""
     policy = load_policy(config, build_tokenizer(config), None)
     backend = build_backend(config, policy)
@@ -159,12 +154,12 @@ def learner(config: RunConfig) -> tuple[Backend, Any]:
     return backend, parts
 
 
-def groups_with_prompts(lost: bool) -> list[Group]:
+def groups_with_prompts(lost):
     """Two groups whose prompts are long enough that rows share them."""
     return longer(groups_of(num=2, lost=lost), 4)
 
 
-def attempt(work: Callable[[], None]) -> dict[str, Any]:
+def attempt(work):
     """The error of `work`, if there was one, and its CPU seconds."""
     begin, error = time.process_time(), None
     try:
@@ -175,15 +170,15 @@ def attempt(work: Callable[[], None]) -> dict[str, Any]:
     return {"error": error, "cpu_s": round(time.process_time() - begin, 2)}
 
 
-def by_file(waits: Counter[tuple[str, str]], times: int) -> dict[str, float]:
+def by_file(waits, times):
     """Waits of one of `times` turns, by file and cause; lines move too often to be compared."""
-    out: Counter[str] = Counter()
+    out = Counter()
     for (where, cause), count in waits.items():
         out[f"{where.split(':')[0]}: {cause}"] += count
     return {name: count / times for name, count in sorted(out.items()) if count}
 
 
-def micro_batch_waits(name: str, folder: Path, **how: Any) -> dict[str, float]:
+def micro_batch_waits(name, folder, **how):
     """The waits of one micro-batch more in an update of the same rows. `how`: fields of `train`."""
     config = tiny(name, folder, LAYERS_OF_WAITS)
     train = config.train.model_copy(update=how)
@@ -191,11 +186,11 @@ def micro_batch_waits(name: str, folder: Path, **how: Any) -> dict[str, float]:
     parts = parts.with_params(num_epochs=1, num_minibatches=1)
     groups = groups_with_prompts(lost=False)
 
-    def waits(tokens: int) -> tuple[Counter[tuple[str, str]], int]:
-        micros: list[int] = []
+    def waits(tokens):
+        micros = []
         plain = verizero.pipeline.train.collate.rank_micro_batches
 
-        def counted(*arguments: Any, **named: Any) -> Any:
+        def counted(*arguments, **named):
             own = plain(*arguments, **named)
             micros.append(len(own[0]))
             return own
@@ -214,13 +209,13 @@ def micro_batch_waits(name: str, folder: Path, **how: Any) -> dict[str, float]:
     return by_file(many[0] - few[0], many[1] - few[1])
 
 
-def text_waits(folder: Path) -> dict[str, float]:
+def text_waits(folder):
     """The waits of one micro-batch more in an optimiser step on the same texts."""
     config = tiny("demo", folder, LAYERS_OF_WAITS)
     backend = build_backend(config, load_policy(config, build_tokenizer(config), None))
     rows = [row_after(tuple(range(n, n + 10)), 4) for n in range(3, 11)]  # which share nothing
 
-    def waits(tokens: int) -> Counter[tuple[str, str]]:
+    def waits(tokens):
         return fake_device.waits_of(lambda: [text_gradient(backend, rows, 1.0, 0, tokens)])
 
     width = padded_width(10, backend.model.device)
@@ -228,7 +223,7 @@ def text_waits(folder: Path) -> dict[str, float]:
     return by_file(waits(width) - waits(8 * width), 7)
 
 
-def planted(folder: Path) -> None:
+def planted(folder):
     """Train on a batch that was collated on the CPU."""
     plain = verizero.pipeline.train.step.collate
     verizero.pipeline.train.step.collate = lambda groups, pad_id, device, *rest: plain(groups, pad_id, "cpu", *rest)
@@ -239,7 +234,7 @@ def planted(folder: Path) -> None:
         verizero.pipeline.train.step.collate = plain
 
 
-def main() -> None:
+def main():
     """Print the outcome of every recipe, the waits, and the error of the planted mixture."""
     quiet()
     torch.set_num_threads(1)

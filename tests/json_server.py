@@ -2,21 +2,19 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 
 @contextmanager
-def serving(answer: Callable[[str, bytes, str | None], tuple[Any, ...]]) -> Iterator[str]:
+def serving(answer):
     """Yield the address of a server whose replies are `answer(path, body, authorization)`.
 
     That is a status and a value, and a mapping of headers if there are more.
     """
 
     class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
+        def do_POST(self):
             body = self.rfile.read(int(self.headers["Content-Length"] or 0))
             status, value, *more = answer(self.path, body, self.headers["Authorization"])
             text = json.dumps(value).encode()
@@ -30,7 +28,7 @@ def serving(answer: Callable[[str, bytes, str | None], tuple[Any, ...]]) -> Iter
 
         do_GET = do_POST
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, *_):
             """Say nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

@@ -1,14 +1,11 @@
 """Episodes made by hand, for tests of what reads them."""
 
 from array import array
-from collections.abc import Sequence
 
-from verizero.pipeline.types import Call, Ending, Episode, KeptTokens, Message, Rollout, Routing, Turn, Verdict
+from verizero.pipeline.types import Call, Episode, KeptTokens, Message, Rollout, Routing, Turn
 
 
-def turn_of(
-    observed: Sequence[int], sampled: Sequence[int], version: int = 4, reward: float | None = None, trains: bool = True
-) -> Turn:
+def turn_of(observed, sampled, version=4, reward=None, trains=True):
     """Return a turn with log-probs that tell its tokens apart."""
     return Turn(
         observed=array("i", observed),
@@ -22,11 +19,11 @@ def turn_of(
 
 
 def episode_of(
-    rows: Sequence[Sequence[Turn]],
-    ending: Ending = "done",
-    outcome: Verdict | None = None,
-    words: Sequence[str] = ("hm", "42"),
-) -> Rollout:
+    rows,
+    ending="done",
+    outcome=None,
+    words=("hm", "42"),
+):
     """Return a rollout of these rows, in which the policy says `words`."""
     first = rows[0][0]
     messages = [Message("user", "what?")]
@@ -52,7 +49,7 @@ def episode_of(
     )
 
 
-def records(num_sampled: int, num_positions: int) -> tuple[KeptTokens, Routing]:
+def records(num_sampled, num_positions):
     """Return records of a turn's sampling."""
     kept = KeptTokens((1,) * num_sampled, array("i", range(num_sampled)).tobytes())
     return kept, Routing(1, 1, array("h", range(num_positions)).tobytes())

@@ -2,8 +2,6 @@
 
 import time
 import weakref
-from collections.abc import Iterable, Iterator
-from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -12,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 MIB = 2**20
 
 
-def tensors_of(things: Iterable[Any]) -> Iterator[torch.Tensor]:
+def tensors_of(things):
     """Yield the plain tensors among the arguments or results of an operation, and in their lists."""
     for x in things:
         if isinstance(x, (list, tuple)):
@@ -24,12 +22,12 @@ def tensors_of(things: Iterable[Any]) -> Iterator[torch.Tensor]:
 class Live(TorchDispatchMode):
     """The storages that operations have touched and that live; `peak` is the greatest sum of their bytes so far."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.seen: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self.seen = {}
         self.most = self.peak = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if any(issubclass(t, DTensor) for t in types):
             return NotImplemented  # it unpacks itself, and its inner calls come back here
         out = func(*args, **kwargs or {})
@@ -41,10 +39,10 @@ class Live(TorchDispatchMode):
         return out
 
     @classmethod
-    def _should_skip_dynamo(cls) -> bool:
+    def _should_skip_dynamo(cls):
         return False  # nothing is traced here, and every operation would pass through a wrapper against that
 
-    def see(self, storage: Any) -> None:
+    def see(self, storage):
         """Count the storage with the bytes that it has now."""
         key, size = storage._cdata, storage.nbytes()
         known = self.seen.get(key)
@@ -54,10 +52,10 @@ class Live(TorchDispatchMode):
             self.seen[key] = known[0], size
         self.most += size - (known[1] if known else 0)
 
-    def drop(self, key: int) -> None:
+    def drop(self, key):
         self.most -= self.seen.pop(key)[1]
 
-    def settled(self) -> int:
+    def settled(self):
         """The bytes that live now; where they are a MiB above `peak`, those that still live a little later.
 
         A thread of gloo drops the tensors of a collective just after it has told that the collective is done. On a busy
@@ -71,7 +69,7 @@ class Live(TorchDispatchMode):
             bytes_now = self.most  # the sum is enough: the thread drops storages and empties none
         return bytes_now
 
-    def now(self) -> int:
+    def now(self):
         """The bytes that live now.
 
         Each storage is asked again, as it can be emptied without being dropped and without an operation. Therefore

@@ -1,8 +1,8 @@
 """A fake engine that answers from a script: for tests of the loop."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from verizero.pipeline.rollout.engine import Completion, Ended, EndedReader, Request, Sampling
+from verizero.pipeline.rollout.engine import Completion, Ended
 
 Script = Callable[[tuple[int, ...], int], Sequence[int]]
 """(prompt_ids, seed) -> response token ids."""
@@ -15,17 +15,15 @@ class ScriptedEngine:
     fallback_reason: str | None = None
     answers_threads = False
 
-    def __init__(self, script: Script, eos_id: int, logprob: float = -0.5) -> None:
+    def __init__(self, script, eos_id, logprob=-0.5):
         self.script, self.eos_id, self.logprob = script, eos_id, logprob
         self.version = -1
 
-    def publish(self, version: int) -> None:
+    def publish(self, version):
         """Set the version."""
         self.version = version
 
-    def generate(
-        self, requests: Sequence[Request], sampling: Sampling, reader: EndedReader | None = None
-    ) -> list[list[Completion]]:
+    def generate(self, requests, sampling, reader=None):
         """Return the script's answers; finish_reason is "stop" exactly where one ends with the end token in time.
 
         The reader receives the responses of later requests first.
@@ -36,16 +34,16 @@ class ScriptedEngine:
                 reader([Ended(i, j, c.token_ids, c.finish_reason) for j, c in enumerate(answers[i])])
         return answers
 
-    def rest(self) -> None:
+    def rest(self):
         """Do nothing: there is no memory to give back."""
 
-    def counts(self) -> Mapping[str, float]:
+    def counts(self):
         """Return no numbers."""
         return {}
 
-    def close(self) -> None:
+    def close(self):
         """Do nothing: there is nothing to release."""
 
-    def _answer(self, prompt_ids: tuple[int, ...], seed: int, sampling: Sampling) -> Completion:
+    def _answer(self, prompt_ids, seed, sampling):
         ids = tuple(self.script(prompt_ids, seed))[: sampling.max_tokens]
         return Completion(ids, (self.logprob,) * len(ids), "stop" if ids and ids[-1] == self.eos_id else "length")

@@ -2,9 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
-from pathlib import Path
 
 from tests.source import code_files, dotted, imports_of, nodes, relative
 
@@ -34,22 +32,22 @@ SPEAKERS = {"say", "print", "warn", "error", "add_parser", "add_argument", "Fiel
 """A text in a call of one of these is read by people."""
 
 
-def cycle(graph: Mapping[str, Iterable[str]]) -> list[str]:
+def cycle(graph):
     """A circle of the graph, its first node twice; empty if there is none."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as exc:
-        circle: list[str] = exc.args[1]
+        circle = exc.args[1]
         return circle
     return []
 
 
-def import_graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
+def import_graph(sources):
     """Dotted module name -> the modules among `sources` that it imports, at any depth, for types too.
 
     Who imports a module from outside its package imports the package's `__init__` first.
     """
-    graph: dict[str, set[str]] = {}
+    graph = {}
     for module, source in sources.items():
         graph[module] = set()
         for imported in imports_of(source, module, typing_too=True):
@@ -64,7 +62,7 @@ def import_graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
     return graph
 
 
-def docstrings(source: str) -> Iterator[tuple[int, str]]:
+def docstrings(source):
     """(line, text) of every docstring, those below fields and constants included."""
     for statement in nodes(source, ast.Expr):
         match statement.value:
@@ -72,13 +70,13 @@ def docstrings(source: str) -> Iterator[tuple[int, str]]:
                 yield statement.lineno, text
 
 
-def bad_openings(source: str) -> list[tuple[int, str]]:
+def bad_openings(source):
     """(line, first line) of docstrings that begin with one of OPENINGS."""
     lines = ((number, text.strip().splitlines()[0]) for number, text in docstrings(source) if text.strip())
     return [(number, text) for number, text in lines if re.split(r"\W", text)[0] in OPENINGS]
 
 
-def barred_names(source: str) -> list[tuple[int, str]]:
+def barred_names(source):
     """(line, name) of variables and parameters named by one of BARRED_NAMES."""
     names = (n for n in nodes(source, ast.Name) if n.id in BARRED_NAMES and isinstance(n.ctx, ast.Store))
     hits = {(n.lineno, n.id) for n in names}
@@ -86,7 +84,7 @@ def barred_names(source: str) -> list[tuple[int, str]]:
     return sorted(hits)
 
 
-def prose_of(source: str) -> Iterator[tuple[int, str]]:
+def prose_of(source):
     """(line, text) of what people read in a Python file: docstrings, comments and messages."""
     yield from docstrings(source)
     # Not by `tokenize`, which takes four times as long as all other rules: a "#" within a text is read as a comment.
@@ -100,11 +98,11 @@ def prose_of(source: str) -> Iterator[tuple[int, str]]:
                 yield inner.lineno, inner.value
 
 
-def _called(node: ast.Call) -> str:
+def _called(node):
     return getattr(node.func, "attr", getattr(node.func, "id", ""))
 
 
-def barred_words(lines: Iterable[tuple[int, str]]) -> list[tuple[int, str, str]]:
+def barred_words(lines):
     """(line, words, better words) of what BARRED forbids in the texts."""
     hits = []
     for number, text in lines:
@@ -116,7 +114,7 @@ def barred_words(lines: Iterable[tuple[int, str]]) -> list[tuple[int, str, str]]
     return sorted(set(hits))
 
 
-def text_lines(path: Path) -> list[tuple[int, str]]:
+def text_lines(path):
     """(line, text) of what people read in a file: pages whole, Python its prose, YAML its comments."""
     text = path.read_text(encoding="utf-8", errors="replace")
     if path.suffix == ".py":
@@ -127,7 +125,7 @@ def text_lines(path: Path) -> list[tuple[int, str]]:
     return numbered if path.suffix == ".md" else []
 
 
-def findings(paths: Iterable[Path]) -> Iterator[str]:
+def findings(paths):
     """Every finding in the files, as `file:line: what`."""
     for path in sorted(paths):
         where, text = relative(path), path.read_text(encoding="utf-8", errors="replace")
@@ -138,6 +136,6 @@ def findings(paths: Iterable[Path]) -> Iterator[str]:
         yield from (f"{where}:{n}: variable named {name!r}" for n, name in barred_names(text))
 
 
-def sources() -> dict[str, str]:
+def sources():
     """Dotted name -> source of every file of the product."""
     return {dotted(p).removesuffix(".__init__"): p.read_text() for p in code_files()}

@@ -31,13 +31,8 @@ class TestArguments:
         [
             ([], "required"),
             (["trane"], "invalid choice: 'trane'"),
-            (["train"], "required: recipe"),
-            (["train", "absent", "--resume", "maybe"], "invalid choice: 'maybe'"),
             (["train", "absent", "--no-pre"], "unrecognized arguments: --no-pre"),
-            (["train", "absent", "--set"], "expected one argument"),
             (["verify", "--batch", "many"], "invalid int value: 'many'"),
-            (["report"], "required: folder"),
-            (["new", "engine", "x"], "invalid choice: 'engine'"),
         ],
     )
     def test_a_wrong_command_line_exits_with_2(self, argv, said, capsys):

@@ -1,7 +1,5 @@
 """Every preset as its paper has it, and the recipes that loading refuses."""
 
-from typing import Any
-
 import pytest
 
 from verizero.pipeline import registry
@@ -23,7 +21,7 @@ DPPO = {
     "ratio_cap": 20.0,
     "drift_coef": 0.0,
 }
-TABLE: dict[str, tuple[str, str, Any, str, Any]] = {
+TABLE = {
     "ppo": ("gae", "token", CLIP, "token_mean", ("reward", "k1")),
     "vapo": ("gae", "token", ("clip", {"clip_low": 0.2, "clip_high": 0.28}), "token_mean", None),
     "reinforce": ("none", "none", ("reinforce", {}), "sequence_mean_token_sum", ("reward", "k1")),
@@ -85,12 +83,12 @@ TABLE: dict[str, tuple[str, str, Any, str, Any]] = {
 }
 
 
-def test_the_table_has_every_preset() -> None:
+def test_the_table_has_every_preset():
     assert {*TABLE, "custom"} == set(registry.names("algorithms"))
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_a_preset_is_its_row_of_the_specification(name: str) -> None:
+def test_a_preset_is_its_row_of_the_specification(name):
     advantage, ratio, (surrogate, options), aggregate, kl = TABLE[name]
     _, parts = load_algorithm(name)
     assert (parts.advantage.name, parts.ratio, parts.surrogate.name) == (advantage, ratio, surrogate)
@@ -103,7 +101,7 @@ def test_a_preset_is_its_row_of_the_specification(name: str) -> None:
     assert (without.needs_reference, without.params.schedule) == (False, "frozen")
 
 
-def test_what_some_presets_turn_on_besides() -> None:
+def test_what_some_presets_turn_on_besides():
     dapo = load_algorithm("dapo")[1]
     assert dapo.params.dynamic_sampling
     assert dapo.params.overlong_buffer == 0.2
@@ -122,7 +120,7 @@ def test_what_some_presets_turn_on_besides() -> None:
 
 
 @pytest.mark.parametrize("name", [*TABLE, "custom"])
-def test_every_file_says_its_source_and_describes_every_parameter(name: str) -> None:
+def test_every_file_says_its_source_and_describes_every_parameter(name):
     module = registry.find("algorithms", name)
     assert module.SOURCE
     assert all(isinstance(text, str) and text for text in module.DEPARTURES)
@@ -131,13 +129,13 @@ def test_every_file_says_its_source_and_describes_every_parameter(name: str) -> 
 
 
 @pytest.mark.parametrize("name", [*TABLE, "custom"])
-def test_every_way_from_a_recipe_to_parts_checks_them(name: str) -> None:
+def test_every_way_from_a_recipe_to_parts_checks_them(name):
     """`rules.check` alone refuses an unknown name in `allow`, so this shows that it ran."""
     custom = {"advantage": "none", "ratio": "token", "surrogate": "clip", "aggregate": "token_mean"}
     params = {"allow": ["nonsense"], **(custom if name == "custom" else {})}
     numbers = {"rounds": 1, "steps_per_round": 1, "prompts_per_step": 8, "group_size": 4}
 
-    def rl() -> RlConfig:
+    def rl():
         return RlConfig(algorithm={"name": name, **params}, **numbers)
 
     for way in (
@@ -155,19 +153,19 @@ CORRECTED = {"mismatch_level": "token", "mismatch_action": "truncate", "mismatch
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_a_recipes_corrections_and_lengths_keep_parts_that_pass_the_rules(name: str) -> None:
+def test_a_recipes_corrections_and_lengths_keep_parts_that_pass_the_rules(name):
     parts = load_algorithm(name)[1]
     check((parts if parts.needs_rollout_logprobs else parts.with_params(**CORRECTED)).resolve(9))
     check(weighted(parts, (1.0, 0.5)))
     check(loop_parts())
 
 
-def test_weights_of_another_kind_are_refused() -> None:
+def test_weights_of_another_kind_are_refused():
     with pytest.raises(ConfigError, match=r"advantage\.weights"):
         weighted(load_algorithm("gdpo")[1], ("a",))
 
 
-def test_parameters_are_frozen() -> None:
+def test_parameters_are_frozen():
     params, parts = load_algorithm("grpo")
     with pytest.raises(ValueError, match="frozen"):
         params.clip_low = 0.3

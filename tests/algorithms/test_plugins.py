@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,11 +15,9 @@ from tests.test_documents import CONTRIBUTING, block
 from verizero.pipeline.algorithms.base import explain_algorithm, load_algorithm
 from verizero.pipeline.config.load import dump, load_recipe, parse
 from verizero.pipeline.config.rl import parts_of
-from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.rl.credit import AdvantageInputs, compute_advantages
 from verizero.pipeline.rl.loss import Counts, LossInputs, count_denominators, policy_loss
-from verizero.pipeline.rl.parts import Parts
 from verizero.pipeline.run.choose_checkpoint import recipe_fields
 
 FILE = '''
@@ -78,11 +73,11 @@ def parts(params: Params) -> Parts:
 
 
 @pytest.fixture
-def put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], str]]:
+def put(tmp_path, monkeypatch):
     """A function that writes a file into a folder that the package also looks into; it returns the file's name."""
     monkeypatch.setattr(base, "__path__", [*base.__path__, str(tmp_path)])
 
-    def write(text: str) -> str:
+    def write(text):
         (tmp_path / "cubic.py").write_text(text)
         return "cubic"
 
@@ -90,7 +85,7 @@ def put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[s
     sys.modules.pop("verizero.pipeline.algorithms.cubic", None)
 
 
-def train(parts: Parts) -> tuple[float, torch.Tensor]:
+def train(parts):
     lp = torch.tensor([[-1.0, -0.5], [-0.2, -0.1]], dtype=torch.float64, requires_grad=True)
     mask = torch.tensor([[1.0, 1.0], [1.0, 0.0]])
     rewards = torch.tensor([1.0, -1.0], dtype=torch.float64)
@@ -103,7 +98,7 @@ def train(parts: Parts) -> tuple[float, torch.Tensor]:
     return float(out.loss.detach()), lp.grad
 
 
-def test_one_file_is_an_algorithm(put: Callable[[str], str]) -> None:
+def test_one_file_is_an_algorithm(put):
     name = put(FILE)
     _, parts = load_algorithm(name, {"bend": 3.0})
     loss, grad = train(parts)
@@ -127,7 +122,7 @@ def test_one_file_is_an_algorithm(put: Callable[[str], str]) -> None:
         (FILE.replace('"token_mean"', '"mean"'), "aggregate.*'mean'"),
     ],
 )
-def test_a_file_that_is_no_algorithm_says_why(body: str, says: str, put: Callable[[str], str]) -> None:
+def test_a_file_that_is_no_algorithm_says_why(body, says, put):
     name = put(body)
     with pytest.raises(ConfigError, match=says):
         load_algorithm(name)
@@ -136,7 +131,7 @@ def test_a_file_that_is_no_algorithm_says_why(body: str, says: str, put: Callabl
 SOURCE = block(CONTRIBUTING, "python", "ratio")
 
 
-def recipe(folder: Path, algorithm: dict[str, Any], **more: Any) -> Path:
+def recipe(folder, algorithm, **more):
     folder.mkdir(exist_ok=True)
     (folder / "mine.py").write_text(SOURCE)
     tree = copy.deepcopy(TREE) | more
@@ -145,16 +140,16 @@ def recipe(folder: Path, algorithm: dict[str, Any], **more: Any) -> Path:
     return folder / "my.yaml"
 
 
-def rl_fields(config: RunConfig) -> dict[str, Any]:
+def rl_fields(config):
     return recipe_fields(config.of_stage("rl"))
 
 
-def test_the_path_starts_from_the_recipes_folder_and_a_dumped_recipe_still_finds_it(tmp_path: Path) -> None:
+def test_the_path_starts_from_the_recipes_folder_and_a_dumped_recipe_still_finds_it(tmp_path):
     config = load_recipe(recipe(tmp_path / "a", {"path": "mine.py", "clip_high": 0.04}))
     assert parse(yaml.safe_load(dump(config)), base=tmp_path) == config
 
 
-def test_a_stage_is_stale_if_the_code_changed_and_not_if_it_moved(tmp_path: Path) -> None:
+def test_a_stage_is_stale_if_the_code_changed_and_not_if_it_moved(tmp_path):
     first, second = (load_recipe(recipe(tmp_path / name, {"path": "mine.py"})) for name in ("a", "b"))
     before = rl_fields(first)
     assert before == rl_fields(second)
@@ -162,8 +157,8 @@ def test_a_stage_is_stale_if_the_code_changed_and_not_if_it_moved(tmp_path: Path
     assert {k for k, v in rl_fields(second).items() if v != before[k]} == {"rl.algorithm.path"}
 
 
-def test_a_stage_may_have_one_of_its_own(tmp_path: Path) -> None:
-    mine: dict[str, Any] = {"name": "later", "kind": "rl", "with": {"algorithm": {"path": "mine.py", "name": None}}}
+def test_a_stage_may_have_one_of_its_own(tmp_path):
+    mine = {"name": "later", "kind": "rl", "with": {"algorithm": {"path": "mine.py", "name": None}}}
     config = load_recipe(recipe(tmp_path, {"name": "grpo"}, stages=["sft", "rl", mine]))
     assert [str(parts_of(rl).ratio) for s in ("rl", "later") if (rl := config.of_stage(s).rl)] == [
         "token",
@@ -183,6 +178,6 @@ def test_a_stage_may_have_one_of_its_own(tmp_path: Path) -> None:
         ({}, "a name or the path of a file"),
     ],
 )
-def test_what_is_wrong_is_named(algorithm: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_what_is_wrong_is_named(algorithm, says, tmp_path):
     with pytest.raises(ConfigError, match=says):
         load_recipe(recipe(tmp_path, algorithm))

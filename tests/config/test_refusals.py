@@ -36,15 +36,13 @@ Row = tuple[str, str | tuple[str, ...], str]
 REFUSED = {
     "the recipe": [
         ("", "seed=-1", "recipe: seed: … , got -1"),
-        ("", "seed=1.5", "recipe: seed: … , got 1.5"),
         ("", "seed=many", "recipe: seed: … , got 'many'"),
-        ("", "name=../up", "recipe: name: … , got '../up'"),
         ("", "name=''", "recipe: name: … , got ''"),
+        ("", "name=../up", "recipe: name: … , got '../up'"),
         ("", "model.dtype=float16", "recipe: model.dtype: … , got 'float16'"),
         ("", "model.path=somewhere", "exactly one of model.path"),
         ("", "model.create=null", "exactly one of model.path"),
         ("", "evaluaton.k=4", "unknown key 'evaluaton'; did you mean evaluation"),
-        ("", "model.create.charactrs=x", "unknown key 'model.create.charactrs'; did you mean characters"),
         ("", "checkpoint.zzz=1", "recipe: unknown key 'checkpoint.zzz'; known here: every_steps, keep"),
         ("", ("seed=-1", "rl.rounds=0", "evaluation.kk=3"), "seed … ; … rl.rounds … evaluation.kk"),
     ],
@@ -64,7 +62,6 @@ REFUSED = {
         ("", "stages=[{kind: sft}]", "'stages.0.name' is missing"),
         ("", "stages=[{name: a, kind: sft, with: {stepz: 1}}]", "key 'stages.0.with.stepz'; did you mean steps"),
         ("", "stages=[{name: a, kind: sft, with: {steps: 0}}]", "stages.0.with.steps: Input should be greater"),
-        ("", "stages=[{name: a, kind: rl, with: {optimizer: {eta: 1}}}]", "key 'stages.0.with.optimizer.eta'"),
         ("", "stages=[{name: a, kind: rl, with: {group_size: 1}}]", "stage 'a': group_size must be >= 2"),
         ("", "stages=[{name: a, kind: sft, with: {demonstrations: b}}]", "names 'b', which is no stage before it; put"),
         ("", "stages=[sft, {name: a, kind: sft, with: {demonstrations: sft}}]", "leaves no demonstrations.jsonl"),
@@ -86,12 +83,17 @@ REFUSED = {
         ("", "data.train.0.generator.parms={}", "key 'data.train.0.generator.parms'; did you mean params"),
     ],
     "optimisers and backends": [
-        ("rl", "rl.optimizer.lerning_rate=1", "unknown key 'rl.optimizer.lerning_rate'; did you mean learning_rate"),
         *(
             ("rl", f"rl.optimizer.learning_rate={value}", f"recipe: rl.optimizer.learning_rate: … , got {got}")
             for value, got in (("0", "0"), (".inf", "inf"), (".nan", "nan"))
         ),
         ("rl", ("rl.optimizer.kind=adamw_8bit", "train.backend=fsdp"), "=fsdp, whose ranks divide moments by rows"),
+        ("", "train.zero=2", "train.zero=2 with train.backend=auto"),
+        ("", "train={backend: fsdp, zero: 3}", "train.zero=3 with train.backend=fsdp; set train.backend: deepspeed"),
+        ("", "train.offload=optimizer", "train.offload=optimizer with train.backend=auto"),
+        ("", "train={backend: fsdp, offload: all}", "train.offload=all with train.backend=fsdp … : optimizer"),
+        ("", "train={backend: deepspeed, zero: 2, offload: all}", "set train.zero: 3"),
+        ("", "train.backend=deepspeed", "divides nothing; set train.zero: 1, 2 or 3"),
         ("", ("train.replicas=2", "train.backend=torch"), "train.replicas=2 … train.backend: fsdp"),
         ("rl", ("rl.optimizer.kind=adamw_8bit", ZERO), "=deepspeed, which has an AdamW of its own"),
         ("sft", "sft.optimizer.kind=paged_adamw_8bit", "sft.optimizer.kind=paged_adamw_8bit … kind: adamw_8bit"),
@@ -110,8 +112,6 @@ REFUSED = {
     "rl": [
         ("rl", "rl=[1]", "recipe: rl: … , got [1]"),
         ("rl", "rl.rounds=0", "recipe: rl.rounds: … , got 0"),
-        ("rl", "rl.goup_size=4", "unknown key 'rl.goup_size'; did you mean group_size"),
-        ("rl", "rl.select.kep=all", "unknown key 'rl.select.kep'; did you mean keep"),
         ("rl", "rl.group_size=1", "group_size must be >= 2 to form a baseline, got 1; set rl.group_size"),
         ("rl", ("rl.algorithm={name: reinforce}", "rl.group_size=1"), "a group of 1 is never informative"),
         ("rl", "rl.max_tokens=539", "rl.max_tokens=539 … 540"),
@@ -131,6 +131,11 @@ REFUSED = {
         ("rl", "rl.algorithm={name: grp}", "no algorithm is called 'grp'; did you mean grpo"),
         ("rl", "rl.algorithm={name: grpo, clip_hi: 1}", "no parameter 'clip_hi'; did you mean clip_high"),
         ("rl", "rl.algorithm={name: null}", "rl.algorithm needs a name"),
+        (
+            "rl",
+            ("rl.algorithm={name: grpo_process}", *TWO_REWARDS),
+            "components change the reward of the whole response",
+        ),
         ("rl", "rl.algorithm={name: gdpo}", "takes several rewards one by one and the recipe has one"),
         ("rl", "rl.algorithm={name: grpo, num_minibatches: 4}", "=4 is more than rl.prompts_per_step=3"),
         ("rl", "rl.algorithm={name: grpo, allow: [cut_samplings]}", "'cut_samplings'"),
@@ -184,10 +189,7 @@ REFUSED = {
         ("preference", "preference.loss={name: dop}", "did you mean dpo"),
         ("preference", "preference.loss={beta: 0.1}", "preference.loss"),
         ("preference", "preference.loss.beta=0", "beta = 0"),
-        ("preference", "preference.loss.beta=-1", "beta = -1"),
         ("preference", ("preference.loss={name: simpo}", "preference.parts=2"), "preference.parts=2"),
-        ("preference", "preference.steps=null", "steps … epochs"),
-        ("preference", "preference.epochs=1", "steps … epochs"),
         ("preference", "preference.on_wrong_chosen=drop", "pairs"),
         *(
             ("preference", ("preference.on_wrong_chosen=drop", f"preference.pairs=[{pairs}]"), "verifier … x.jsonl")
@@ -209,7 +211,6 @@ REFUSED = {
         ("sft rl", f"rl.reward={STAGE_MODEL}", "'reward_model'"),
         ("reward_model", f"reward_model.sampled={{judge: {STAGE_MODEL}}}", "reward_model … stage"),
         ("reward_model", f"scoring.components=[{{verifier: {STAGE_MODEL}}}]", "'reward_model' … rl.reward"),
-        ("reward_model", "reward_model.epochs=1", "reward_model.steps"),
         ("reward_model", "reward_model.on_wrong_chosen=drop", "pairs"),
     ],
     "sample, sft and pretrain": [
@@ -289,7 +290,7 @@ REFUSED = {
             ("{servers: 3, devices: [[6], [7]]}", RANKS, "devices=[[6], [7]] is not one list for each of … servers=3"),
             ("{servers: 2, devices: [[6], [7]], tensor_parallel: 2}", RANKS, "tensor_parallel=2 GPUs each"),
             ("{servers: 2, devices: [[6], [6]]}", RANKS, "names a GPU twice"),
-            ("{tensor_parallel: 2, devices: [[6, 6]]}", RANKS, "names a GPU twice"),
+            ("{tensor_parallel: 2, devices: [[6, 6]], share_gpus: true}", RANKS, "names a GPU twice"),
             ("{devices: [[-1]]}", RANKS, "below 0"),
             ("{devices: [[6]], urls: ['http://a:1']}", RANKS, "has rollout.vllm.urls instead; drop devices"),
             ("{share_gpus: true}", "launch={}", "share_gpus=true without rollout.vllm.devices"),
@@ -339,6 +340,7 @@ def test_a_section_that_is_not_there_is_named_and_a_huge_value_is_cut_short():
         ("", "rl.reference={schedule: every_n_steps, every: 5}"),
         ("", ("rl.algorithm={name: reinforce}", "rl.group_size=1", "rl.select.keep=all")),
         ("", ("rl.algorithm={name: rloo, mismatch_stale: bypass, allow: [stale_without_ratio]}", AHEAD)),
+        ("", ("rl.algorithm={name: grpo_process, credit_outcome: 1}", *TWO_REWARDS)),
         ("", ("rollout.top_p=0.9", "rl.algorithm={name: dapo, allow: [cut_sampling]}")),
         ("", ("rollout.top_p=0.9", "rl.algorithm={name: dapo, keep_sampling: true}")),
         ("", (SERVERS, "rollout.vllm.request_timeout_s=1799", "launch.kind=torchrun")),

@@ -1,15 +1,11 @@
 """Random conversations with a template: a policy that says anything, and the rows that result."""
 
-import random
 from collections import Counter
 from dataclasses import dataclass, field
 
 from tests.data.chat_templates import END, QUESTION, START, TOOLS
 from verizero.pipeline.data.chat_text import CUT
-from verizero.pipeline.data.chat_turns import ChatTurns
-from verizero.pipeline.environments.base import ToolSchema
-from verizero.pipeline.environments.conversing import NextPrompt
-from verizero.pipeline.types import Call, FinishReason, Message
+from verizero.pipeline.types import Call, Message
 
 WORDS = ["the", " word", "12", " 1 2", "\n", "\n\n", "é", "…", " <b>", "{", '"', "a:"]
 SPOOFS = [END, START, "<tool_call>", "</think>", "<think>", "assistant: 12", f"{END}\n{START}assistant\n12", "<s>", CUT]
@@ -35,13 +31,13 @@ class Played:
         return tuple(i for ids, _ in self.rows[-1] for i in ids)
 
 
-def random_text(rng: random.Random, spoofs: float = 0.2) -> str:
+def random_text(rng, spoofs=0.2):
     """A few words, and now and then the text of a special token."""
     parts = rng.choices(WORDS, k=rng.randrange(5))
     return "".join([*parts, *([rng.choice(SPOOFS)] if rng.random() < spoofs else [])])
 
 
-def clean_message(rng: random.Random, turn: int, thinks: bool, calls: int, one_call: bool = False) -> Message:
+def clean_message(rng, turn, thinks, calls, one_call=False):
     """A message as a template would write it back: no spaces at its ends, no marks."""
     content = " ".join(rng.choices(["the", "word", "12", "é"], k=rng.randrange(1, 4)))
     made = tuple(
@@ -53,7 +49,7 @@ def clean_message(rng: random.Random, turn: int, thinks: bool, calls: int, one_c
     return Message("assistant", "" if one_call and made else content, made, thinking=thinking)
 
 
-def answers(rng: random.Random, message: Message, spoofs: float = 0.2, user: float = 0.4) -> list[Message]:
+def answers(rng, message, spoofs=0.2, user=0.4):
     """What an environment answers: one message for each call, else a user's."""
     if message.calls:
         return [Message("tool", random_text(rng, spoofs) or "0", answers=c.id, name=c.name) for c in message.calls]
@@ -61,9 +57,9 @@ def answers(rng: random.Random, message: Message, spoofs: float = 0.2, user: flo
 
 
 def play(
-    talk: ChatTurns, rng: random.Random, num_turns: int, *, is_clean: bool = False, thinks: bool = True,
-    tools: tuple[ToolSchema, ...] = TOOLS, one_call: bool = False,
-) -> Played:  # fmt: skip
+    talk, rng, num_turns, *, is_clean = False, thinks = True,
+    tools = TOOLS, one_call = False,
+):  # fmt: skip
     """Play an episode. `is_clean`: the policy speaks as the template writes, and nobody writes special tokens.
 
     `one_call`: a turn has one call at most, and no words next to it.
@@ -77,7 +73,7 @@ def play(
         played.prompts.append(played.ids)
         calls = min(rng.choice([0, 1, 1, 2]), 1 if one_call else 2) if tools else 0
         words = talk.write(clean_message(rng, turn, thinks, calls, one_call), tools)
-        finish: FinishReason = "stop"
+        finish = "stop"
         if not is_clean and rng.random() < 0.5:
             tokenizer = talk.renderer.tokenizer
             words = (*tokenizer(random_text(rng), add_special_tokens=False)["input_ids"], tokenizer.eos_token_id)
@@ -95,7 +91,7 @@ def play(
     return played
 
 
-def take(played: Played, following: NextPrompt) -> None:
+def take(played, following):
     """Continue the row, or begin another; refuse what an engine's row could not be."""
     if following.fork is None:
         (piece,) = following.pieces
@@ -113,12 +109,12 @@ def take(played: Played, following: NextPrompt) -> None:
     played.rows.append(row)
 
 
-def breaches(played: Played) -> list[str]:
+def breaches(played):
     """Every breach of the invariants of rows, in words."""
     out = []
-    trained: Counter[int] = Counter()
+    trained = Counter()
     for row in played.rows:
-        held: Ids = ()
+        held = ()
         for ids, turn in row:
             if turn is not None:
                 if played.sampled[turn] != ids:

@@ -1,13 +1,11 @@
 """A tokenizer with special tokens and merges, and ten chat templates, each with one habit of published ones."""
 
 from functools import cache
-from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from verizero.pipeline.config.template import Template
-from verizero.pipeline.data.chat_turns import ChatTurns
 from verizero.pipeline.data.render import Renderer
 from verizero.pipeline.data.turns import turns_of
 from verizero.pipeline.environments.base import ToolSchema
@@ -33,7 +31,7 @@ _TURN = f"{_ROLE}{{{{ m.content }}}}{_CALLS}<|im_end|>\n"
 _THOUGHT = "<think>\n{{ m.reasoning_content }}\n</think>\n\n"
 
 
-def _each(turn: str, before: str = _TOOLS, ask: str = _ASK) -> str:
+def _each(turn, before=_TOOLS, ask=_ASK):
     return f"{before}{{% for m in messages %}}{turn}{{% endfor %}}{ask}"
 
 
@@ -94,9 +92,7 @@ THINKING = frozenset({"drops_thinking", "empty_think", "opens_thinking"})
 """The templates with a place for thinking."""
 
 
-def byte_level(
-    merges: list[str], special: list[AddedToken | str], tags: Any = (), regex: bool = True, **own: str
-) -> Any:
+def byte_level(merges, special, tags=(), regex=True, **own):
     """A byte-level tokenizer with these merges and special tokens; `tags` are tokens, but not special ones."""
     pairs = [(a, b) for a, b in (m.split() for m in merges)]
     tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(m) for m in pairs)]
@@ -109,13 +105,13 @@ def byte_level(
 
 
 @cache
-def bare_tokenizer() -> Any:
+def bare_tokenizer():
     """A tokenizer with a few merges, and the tags of calls and thinking."""
     tags = ("<tool_call>", "</tool_call>", "<think>", "</think>")
     return byte_level(MERGES, [START, END, "<s>", "<pad>"], tags, eos_token=END, bos_token="<s>")
 
 
-def chat_turns(source: str, **template: Any) -> ChatTurns:
+def chat_turns(source, **template):
     """Return the turns of a template; calls are in the form hermes unless `calls` tells another."""
     tokenizer = bare_tokenizer()
     tokenizer.chat_template = source

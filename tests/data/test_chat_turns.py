@@ -5,14 +5,12 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.data.chat_play import answers, breaches, clean_message, play
 from tests.data.chat_templates import END, QUESTION, START, TEMPLATES, THINKING, TOOLS, chat_turns
 from verizero.pipeline.data.chat_text import CUT
-from verizero.pipeline.data.chat_turns import ChatTurns
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.types import Call, Message, Prompt
 
@@ -83,7 +81,7 @@ def test_the_first_prompt_is_that_of_a_single_response():
     assert talk.opening(own, ()) == (Message("system", "Own."), Message("user", own.question))
 
 
-def _extended(talk: ChatTurns, words: str, new: list[Message], finish: Any = "stop") -> tuple[str | None, list[Any]]:
+def _extended(talk, words, new, finish="stop"):
     """The fork, and the text of each piece with its turn, after a policy that said these words."""
     tokenizer = talk.renderer.tokenizer
     ids = tuple(tokenizer(words, add_special_tokens=False)["input_ids"])

@@ -1,7 +1,5 @@
 """The data section of a recipe: what it accepts, what it refuses, and that it survives being written out."""
 
-from typing import Any
-
 import pytest
 import yaml
 from pydantic import ValidationError
@@ -33,7 +31,7 @@ def test_a_resolved_recipe_written_as_yaml_reads_back_the_same():
     assert config.evaluation[0].mapping.answer.column == "a.b.0"
 
 
-def of_source(**changes: Any) -> dict[str, Any]:
+def of_source(**changes):
     return {"train": [{"file": "a.json", **changes}]}
 
 

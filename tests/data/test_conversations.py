@@ -2,7 +2,6 @@
 
 import json
 import random
-from typing import Any
 
 import pytest
 
@@ -22,13 +21,12 @@ from verizero.pipeline.data.render import Renderer
 from verizero.pipeline.data.rows_of_source import row_of
 from verizero.pipeline.data.tokenizer import CHARACTERS, character_tokenizer
 from verizero.pipeline.data.turns import turns_of
-from verizero.pipeline.environments.conversing import Conversing
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.run.demonstrations import rows_of
 from verizero.pipeline.types import Call, Message, Prompt
 
 
-def user(text: str) -> dict[str, Any]:
+def user(text):
     return {"role": "user", "content": text}
 
 
@@ -124,11 +122,11 @@ ADDED = [
 PLAIN = turns_of(Renderer(character_tokenizer(CHARACTERS), Template()))
 
 
-def prompt_of(messages: Any) -> Prompt:
+def prompt_of(messages):
     return Prompt("s", "27+58=", "math", "85", demonstration=demonstration_of(messages))
 
 
-def played(talk: Conversing, prompt: Prompt, tools: Any) -> list[tuple[tuple[int, ...], set[int]]]:
+def played(talk, prompt, tools):
     """The rows of a policy that says the demonstration, with the places that it sampled, by the protocol alone."""
     rows = [(list(talk.begin(prompt, (), tools)), set[int]())]
     history, sampled = list(talk.opening(prompt, ())), []
@@ -152,7 +150,7 @@ def played(talk: Conversing, prompt: Prompt, tools: Any) -> list[tuple[tuple[int
     return [(tuple(ids), places) for ids, places in rows]
 
 
-def as_played(rows: Any) -> list[tuple[tuple[int, ...], set[int]]]:
+def as_played(rows):
     return [(ids, {t for begin, end in spans for t in range(begin, end)}) for ids, spans in rows]
 
 

@@ -5,7 +5,6 @@ import random
 import re
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
 
 import pytest
 from tokenizers import AddedToken
@@ -14,7 +13,6 @@ from tests.data.chat_play import breaches, play
 from tests.data.chat_templates import TOOLS, bare_tokenizer, byte_level
 from tests.data.test_published_templates import source_of
 from verizero.pipeline.config.template import Template
-from verizero.pipeline.data.family_turns import FamilyTurns
 from verizero.pipeline.data.render import Renderer
 from verizero.pipeline.data.template_gate import template_note
 from verizero.pipeline.data.turns import turns_of
@@ -59,7 +57,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @cache
-def talk_of(family: str, template: str = "", end: str = "") -> FamilyTurns:
+def talk_of(family, template="", end=""):
     """Return the family's turns, with a tokenizer that has its special tokens."""
     template, end = (template, end) if template else FAMILIES[family]
     source = source_of(template)
@@ -68,7 +66,7 @@ def talk_of(family: str, template: str = "", end: str = "") -> FamilyTurns:
     return talk
 
 
-def tokenizer_of(source: str, end: str) -> Any:
+def tokenizer_of(source, end):
     """Return a byte-level tokenizer with merges of line breaks, a chat template and the special tokens in it."""
     names = dict.fromkeys([*MORE, end, *SPECIAL.findall(source)])
     special = [AddedToken(name, special=True, normalized=False) for name in names]

@@ -1,13 +1,9 @@
 """What others wrote is text in every field of a conversation; what the policy sampled keeps its tokens."""
 
-from collections.abc import Sequence
-from typing import Any
-
 import pytest
 
 from tests.data.chat_templates import END, QUESTION, START, TEMPLATES, bare_tokenizer, chat_turns
 from verizero.pipeline.config.template import Template
-from verizero.pipeline.data.chat_turns import ChatTurns
 from verizero.pipeline.data.render import Renderer
 from verizero.pipeline.data.turns import turns_of
 from verizero.pipeline.environments.base import ToolSchema
@@ -15,7 +11,7 @@ from verizero.pipeline.environments.conversing import mark_not_from_policy
 from verizero.pipeline.types import Message
 
 
-def marks(talk: ChatTurns, ids: Sequence[int]) -> list[int]:
+def marks(talk, ids):
     special = set(talk.foreign_text.added.values())
     return [i for i in ids if i in special]
 
@@ -53,7 +49,7 @@ def test_thinking_that_a_template_leaves_out_stays_out_of_others_turns():
         assert f"{START}assistant\n{shown}{END}" in talk.chat.text_of(ids)
 
 
-ODD_SCHEMAS: list[Any] = [
+ODD_SCHEMAS = [
     {"a": {"type": ["integer", "null"]}},
     {"a": True},
     {"a": None},

@@ -1,10 +1,7 @@
 """Pairs from files and from graded responses: what is read, what is left out and counted, what is refused."""
 
 import json
-from collections.abc import Sequence
-from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,13 +13,13 @@ from verizero.pipeline.errors import DataError
 from verizero.pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
 
 
-def read(tmp_path: Path, rows: Sequence[Any], **source: Any) -> PairsRead:
+def read(tmp_path, rows, **source):
     lines = (row if isinstance(row, str) else json.dumps(row) for row in rows)
     (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
     return read_pairs((PairSource(file="pairs.jsonl", **source),), 0, tmp_path)
 
 
-def sides(found: PairsRead) -> list[tuple[str, str | None, str | None]]:
+def sides(found):
     return [(p.prompt.question, p.chosen, p.rejected) for p in found.pairs]
 
 
@@ -30,7 +27,7 @@ USER = {"role": "user", "content": "1+1="}
 SYSTEM = {"role": "system", "content": "Add."}
 
 
-def said(text: Any) -> dict[str, Any]:
+def said(text):
     return {"role": "assistant", "content": text}
 
 
@@ -120,7 +117,7 @@ def test_limit_and_shuffle_are_by_the_seed(tmp_path):
     assert [q for q, _, _ in first] != [str(i) for i in range(5)]
 
 
-def exact(asked: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
+def exact(asked):
     """Right where the response is the reference; the grader fails on "?"."""
     return [
         Verdict("verifier_error") if text == "?" else Verdict("graded", float(text == prompt.reference))
@@ -131,7 +128,7 @@ def exact(asked: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
 GRADED = [("a", "2", "3"), ("b", "3", "2"), ("c", "4", "5"), ("d", "?", "2"), ("e", "3", None), ("f", None, "3")]
 
 
-def graded() -> PairsRead:
+def graded():
     pairs = [Pair(i, Prompt(i, "1+1=", "exact", "2"), w, r) for i, w, r in GRADED]
     return PairsRead([*pairs, Pair("g", Prompt("g", "?", "", None), "x", "y")])
 
@@ -159,17 +156,17 @@ def test_all_chosen_sides_wrong_is_refused():
         check_verdicts(found, exact, "drop")
 
 
-def member(i: int, reward: float | None, length: int, confidence: float, same: int | None = None) -> ScoredRollout:
+def member(i, reward, length, confidence, same=None):
     ids = tuple([100 + (i if same is None else same)] * length)
     rollout = Rollout("p", i, (1,), ids, (confidence,) * length, "", "stop", 0)
     return ScoredRollout(rollout, Verdict("graded", reward or 0.0), reward)
 
 
-def group(*members: ScoredRollout) -> Group:
+def group(*members):
     return Group(Prompt("p", "?", "exact", "x"), members)
 
 
-def samples(found: list[tuple[ScoredRollout, ScoredRollout]]) -> list[tuple[int, int]]:
+def samples(found):
     return [(w.rollout.sample, r.rollout.sample) for w, r in found]
 
 
@@ -216,7 +213,7 @@ def test_pairs_hold_what_is_said_of_them(rows, most, seed, reuse, min_gap):
 LISTS = {"prompt": "2+2?", "completions": ["Let x be 2+2.", "So x=5."], "labels": [True, False]}
 
 
-def read_steps_of(folder: Path, row: dict[str, Any], **source: Any) -> Pair:
+def read_steps_of(folder, row, **source):
     (folder / "steps.jsonl").write_text(json.dumps(row) + "\n")
     (pair,) = read_pairs((PairSource(file="steps.jsonl", **source),), 0, folder).pairs
     return pair

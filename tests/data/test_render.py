@@ -1,7 +1,5 @@
 """Templates as text and as tokens, on tokenizers made here."""
 
-from typing import Any
-
 import pytest
 from transformers import PreTrainedTokenizerFast
 
@@ -19,7 +17,7 @@ ASCII = "".join(map(chr, range(32, 127))) + "\n"
 SUM = Prompt("s/1", "1+2=", "math", "3", demonstration="<think>3</think>\\boxed{3}")
 
 
-def _renderer(characters: str = ASCII, chat: str | None = None, **template: Any) -> Renderer:
+def _renderer(characters=ASCII, chat=None, **template):
     tokenizer = character_tokenizer(characters)
     tokenizer.chat_template = chat
     return Renderer(tokenizer, Template(**template))

@@ -1,8 +1,6 @@
 """SFT, the prompts of RL and a served model have the same tokens in every turn, whatever the chat template opens."""
 
 import re
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
@@ -10,7 +8,6 @@ from tests.data.chat_templates import TEMPLATES
 from tests.data.test_family_turns import FAMILIES, tokenizer_of
 from tests.data.test_published_templates import source_of
 from verizero.pipeline.config.template import Template
-from verizero.pipeline.data.chat_turns import ChatTurns
 from verizero.pipeline.data.render import Renderer
 from verizero.pipeline.data.turns import turns_of
 from verizero.pipeline.errors import DataError
@@ -42,17 +39,17 @@ ROWS = [(f"{name}, published", source_of(name), *ends) for name, ends in PUBLISH
 CASES = [(name, *row) for name, row in SHAPES.items()] + [row for row in ROWS if row[1]]
 
 
-def _words(talk: ChatTurns, ids: Sequence[int]) -> str:
+def _words(talk, ids):
     """Return the text of tokens without spaces, and without thinking that is empty, which templates write or drop."""
     return "".join(re.sub(r"<think>\s*</think>", "", talk.chat.text_of(tuple(ids))).split())
 
 
-def talk_of(source: str, eos: str) -> ChatTurns:
+def talk_of(source, eos):
     talk = turns_of(Renderer(tokenizer_of(source, eos), Template(name="chat")))
     return talk
 
 
-def ids_of(talk: ChatTurns, demonstration: Any) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+def ids_of(talk, demonstration):
     """Return the tokens of SFT before each turn, and those of the turn."""
     prompt = Prompt("p", "What is 1+2?", "math", "3", demonstration=demonstration)
     rows, _ = rows_of(talk.renderer, None, [prompt])

@@ -1,7 +1,5 @@
 """The character tokenizer gives every text back, also after a folder was saved next to a model and loaded again."""
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +10,7 @@ from verizero.pipeline.data.tokenizer import CHARACTERS, EOS, PAD, character_tok
 from verizero.pipeline.errors import DataError
 
 WIDE = CHARACTERS + "'ABCé€𝄞 日本\t"
-LOADED: dict[str, Any] = {}
+LOADED = {}
 
 
 @pytest.fixture(scope="module", params=[None, Qwen2Config, Qwen3Config, LlamaConfig])

@@ -1,7 +1,5 @@
 """Turns without a chat template: the first prompt is today's, and nothing that was sampled is encoded again."""
 
-from typing import Any
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,27 +8,27 @@ from pydantic import ValidationError
 from verizero.pipeline.config.template import Template
 from verizero.pipeline.data.render import Renderer
 from verizero.pipeline.data.tokenizer import CHARACTERS, character_tokenizer
-from verizero.pipeline.data.turns import PlainTurns, turns_of
+from verizero.pipeline.data.turns import turns_of
 from verizero.pipeline.environments.base import ToolSchema
 from verizero.pipeline.errors import DataError
-from verizero.pipeline.types import Call, Message, Prompt, Role
+from verizero.pipeline.types import Call, Message, Prompt
 
 TOKENIZER = character_tokenizer(CHARACTERS)
 EOS = TOKENIZER.eos_token_id
 NUMBERS = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
 TOOLS = (ToolSchema("add", "Return a + b.", NUMBERS),)
 SUM = Prompt("s", "27+58=", "math", "85")
-ROLES: tuple[Role, ...] = ("user", "assistant", "user")
+ROLES = ("user", "assistant", "user")
 TEXT = st.text(CHARACTERS, max_size=9)
 
 
-def plain(characters: str = CHARACTERS, **template: Any) -> PlainTurns:
+def plain(characters=CHARACTERS, **template):
     tokenizer = TOKENIZER if characters == CHARACTERS else character_tokenizer(characters)
     talk = turns_of(Renderer(tokenizer, Template(**template)))
     return talk
 
 
-def text_of(ids: tuple[int, ...]) -> str:
+def text_of(ids):
     return str(TOKENIZER.decode(list(ids)))
 
 

@@ -6,11 +6,9 @@ python -m tests.launch.host RECIPE a.b=c …
 """
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from verizero.pipeline.config.load import load_recipe
-from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import RunError
 from verizero.pipeline.launch import launch
 
@@ -21,20 +19,20 @@ CHANGES = (
 """With the default eps of 1e-8 a gradient near zero, which is rounding alone, would make a step of full size."""
 
 
-def overrides(recipe: Path, name: str, *more: str) -> list[str]:
+def overrides(recipe, name, *more):
     return [*CHANGES, f"model.path={recipe.parent / 'start' / 'model'}", f"name={name}", *more]
 
 
-def words_of(recipe: Path, changes: Sequence[str]) -> list[str]:
+def words_of(recipe, changes):
     """The command line of those changes."""
     return ["train", str(recipe), "--no-prefect", *(w for c in changes for w in ("--set", c))]
 
 
-def folder_of(config: RunConfig) -> Path:
+def folder_of(config):
     return Path(config.output) / config.name
 
 
-def main(recipe: Path, changes: list[str]) -> int:
+def main(recipe, changes):
     config = load_recipe(recipe, changes)
     try:
         launch(config.launch, words_of(recipe, changes), folder_of(config), "tests.launch.rank")

@@ -2,8 +2,6 @@
 
 import json
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,14 +19,14 @@ from verizero.pipeline.report.row_types import VARYING
 from verizero.pipeline.whole_run import train
 
 
-def by_one(recipe: Path, name: str, *more: str) -> Path:
+def by_one(recipe, name, *more):
     """The run's folder, trained by one process that nobody launched."""
     config = load_recipe(recipe, overrides(recipe, name, *more))
     train(config, ROOT, folder_of(config), "auto", Progress())
     return folder_of(config)
 
 
-def by_ranks(recipe: Path, name: str, *more: str) -> Path:
+def by_ranks(recipe, name, *more):
     """The run's folder after two ranks here, or as many as asked for. Raises: RunError as `launch` does."""
     changes = overrides(recipe, name, "launch.kind=torchrun", *more)
     config = load_recipe(recipe, changes)
@@ -36,15 +34,15 @@ def by_ranks(recipe: Path, name: str, *more: str) -> Path:
     return folder_of(config)
 
 
-def folders(folder: Path) -> list[str]:
+def folders(folder):
     return [p.name for p in folder.iterdir() if p.is_dir()]
 
 
-def rows(folder: Path) -> list[dict[str, Any]]:
+def rows(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def assert_same_run(found: Path, wanted: Path) -> None:
+def assert_same_run(found, wanted):
     """To rounding: by other numbers of ranks."""
     ours, theirs = (load_file(f / "model" / "model.safetensors") for f in (found, wanted))
     for name, tensor in ours.items():
@@ -58,18 +56,18 @@ def assert_same_run(found: Path, wanted: Path) -> None:
         assert mine == pytest.approx(other, abs=3e-5)  # of two updates in float32, as in `test_stages`
 
 
-def assert_same_bytes(found: Path, wanted: Path) -> None:
+def assert_same_bytes(found, wanted):
     """Model, rollouts and metrics, the seconds left out."""
     for name in ("model/model.safetensors", "rollouts.jsonl"):
         assert (found / name).read_bytes() == (wanted / name).read_bytes(), name
     assert lines_without_times(found) == lines_without_times(wanted)
 
 
-def lines_without_times(folder: Path) -> list[dict[str, Any]]:
+def lines_without_times(folder):
     return [{k: v for k, v in row.items() if k not in VARYING} for row in rows(folder)]
 
 
-def die(recipe: Path, owner: str, name: str, fuse: str, said: str, *changes: str) -> str:
+def die(recipe, owner, name, fuse, said, *changes):
     """Start the run with that fuse: it ends with a message that begins as `said`, and without a process left."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FUSE", fuse)
@@ -80,6 +78,6 @@ def die(recipe: Path, owner: str, name: str, fuse: str, said: str, *changes: str
     return str(caught.value)
 
 
-def wait_for_end(owner: str) -> None:
+def wait_for_end(owner):
     """Wait until no process lives whose variable MARK names that folder."""
     until(lambda: not marked(f"{MARK}={owner}"), "the end of all processes")

@@ -26,7 +26,7 @@ CUT = ["rollout.max_response_tokens=3", "rl.steps_per_round=6", "evaluation.ever
 """Every response is cut before it can have an answer."""
 
 
-def recorder_of(folder: Path) -> tuple[Recorder, Heard, list[tuple[str, dict[str, Any]]]]:
+def recorder_of(folder):
     """A recorder next to a run's folder, the lines that it shows, and its events."""
     shown, events = Heard(), list[tuple[str, dict[str, Any]]]()
     recorder = Recorder(Store(folder / "other"), Trackers((), folder, "x", {}), shown)
@@ -34,13 +34,13 @@ def recorder_of(folder: Path) -> tuple[Recorder, Heard, list[tuple[str, dict[str
     return recorder, shown, events
 
 
-def recorded(name: str, folder: Path) -> Path:
+def recorded(name, folder):
     return unpack(OWN / f"{name}-0.tar.xz", folder / "run")
 
 
-def run(folder: Path) -> tuple[list[str], list[tuple[str, dict[str, Any]]]]:
+def run(folder):
     """Lines and events of a whole run whose responses are all cut."""
-    events: list[tuple[str, dict[str, Any]]] = []
+    events = []
     with open_run(tiny(overrides=[start(), *ONLY_RL, *CUT]), Path.cwd(), folder, "auto", Heard()) as session:
         session.recorder.listener = lambda name, fields: events.append((name, fields))
         run_all(session)
@@ -49,9 +49,7 @@ def run(folder: Path) -> tuple[list[str], list[tuple[str, dict[str, Any]]]]:
 
 
 @pytest.mark.run
-def test_a_run_says_a_cause_once_and_puts_it_on_the_rounds_and_the_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_says_a_cause_once_and_puts_it_on_the_rounds_and_the_page(tmp_path, monkeypatch):
     said, events = run(tmp_path / "whole")
     shown = [line for line in said if "problem: length_cap: " in line]
     assert len(shown) == 1
@@ -64,7 +62,7 @@ def test_a_run_says_a_cause_once_and_puts_it_on_the_rounds_and_the_page(
     page = (tmp_path / "whole" / "report.html").read_text()
     assert "length_cap" in page.partition('<section id="diagnosis">')[2].partition("</section>")[0]
 
-    def broken(run: object) -> None:
+    def broken(run):
         raise ZeroDivisionError("division by zero")
 
     monkeypatch.setitem(CAUSES, "length_cap", replace(CAUSES["length_cap"], rules=(broken,)))
@@ -74,7 +72,7 @@ def test_a_run_says_a_cause_once_and_puts_it_on_the_rounds_and_the_page(
     assert fingerprint(tmp_path / "broken") == fingerprint(tmp_path / "whole")
 
 
-def test_a_look_writes_nothing_and_names_what_is_new(tmp_path: Path) -> None:
+def test_a_look_writes_nothing_and_names_what_is_new(tmp_path):
     folder = recorded("rate_times_ten", tmp_path)
     before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     recorder, shown, events = recorder_of(tmp_path)
@@ -87,17 +85,17 @@ def test_a_look_writes_nothing_and_names_what_is_new(tmp_path: Path) -> None:
     assert fields["evidence"][0].startswith("metrics.jsonl:")
 
 
-def test_a_healthy_run_says_nothing(tmp_path: Path) -> None:
+def test_a_healthy_run_says_nothing(tmp_path):
     recorder, shown, events = recorder_of(tmp_path)
     assert report_causes(recorder, recorded("healthy", tmp_path), ROUND_2) == []
     assert (shown.lines, events) == ([], [])
 
 
-def test_whatever_fails_is_a_warning_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_whatever_fails_is_a_warning_and_the_run_goes_on(tmp_path):
     folder = recorded("rate_times_ten", tmp_path)
     recorder, shown, _ = recorder_of(tmp_path)
 
-    def away(name: str, fields: dict[str, Any]) -> None:
+    def away(name, fields):
         raise ConnectionError("the server is gone")
 
     recorder.listener = away
@@ -109,7 +107,7 @@ def test_whatever_fails_is_a_warning_and_the_run_goes_on(tmp_path: Path) -> None
     assert [w.partition(": ")[2].partition(":")[0] for w in warnings] == ["ConnectionError", "RunError"]
 
 
-def test_of_many_responses_the_first_and_the_last_are_read(tmp_path: Path) -> None:
+def test_of_many_responses_the_first_and_the_last_are_read(tmp_path):
     folder = recorded("healthy", tmp_path)
     whole = read(folder)
     size = (folder / "rollouts.jsonl").stat().st_size

@@ -1,10 +1,7 @@
 """The parity check: a difference between engine and trainer is reported, corrected or ends the run."""
 
 import json
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,17 +10,15 @@ from tests.stages.sessions import Heard, display, rows, session_of, train_round
 from tests.stages.tiny import tiny
 from verizero.pipeline.errors import RunError
 from verizero.pipeline.loop.rounds import check_parity
-from verizero.pipeline.models.lora import Adapted
 from verizero.pipeline.models.quantized import InBits
 from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.rollout.hf_decoder import HfDecoder
 from verizero.pipeline.rollout.torch_engine import TorchEngine
 from verizero.pipeline.run.algorithm import sampling
 from verizero.pipeline.run.opening import open_run
-from verizero.pipeline.run.session import Session
 
 
-def parity_of(session: Session) -> Any:
+def parity_of(session):
     how = sampling(session.setup)
     return check_parity(session.run, session.workers, session.setup.config.rollout, session.recorder, how)
 
@@ -31,16 +26,16 @@ def parity_of(session: Session) -> Any:
 class TestTheGate:
     """The scripted engine reports a log-prob of -0.5 for whatever it says, which no trainer agrees with."""
 
-    def gap(self, folder: Path, action: str) -> tuple[Heard, Any]:
+    def gap(self, folder, action):
         with session_of(folder, rollout={"parity": {"action": action}}) as session:
             gap = parity_of(session)
             return display(session), gap
 
-    def test_off_is_the_default_of_the_embedded_engine(self, tmp_path: Path) -> None:
+    def test_off_is_the_default_of_the_embedded_engine(self, tmp_path):
         assert self.gap(tmp_path, "auto")[1] is None
         assert not (tmp_path / "run" / "parity.json").exists()
 
-    def test_a_difference_is_said_and_written_down(self, tmp_path: Path) -> None:
+    def test_a_difference_is_said_and_written_down(self, tmp_path):
         heard, gap = self.gap(tmp_path, "warn")
         assert gap.p50 <= gap.p99 <= gap.largest
         assert gap.mean > 1
@@ -50,17 +45,17 @@ class TestTheGate:
         assert written["differs"] is True
         assert written["mean"] == gap.mean
 
-    def test_a_difference_ends_the_run_where_the_recipe_says_so(self, tmp_path: Path) -> None:
+    def test_a_difference_ends_the_run_where_the_recipe_says_so(self, tmp_path):
         with pytest.raises(RunError, match=r"differ in log-probs.*tolerance is 0\.001"):
             self.gap(tmp_path, "stop")
 
-    def test_the_tolerance_is_the_types_unless_the_recipe_names_one(self) -> None:
+    def test_the_tolerance_is_the_types_unless_the_recipe_names_one(self):
         how = tiny().rollout
         assert (how.parity_tolerance("float32"), how.parity_tolerance("bfloat16")) == (1e-3, 5e-2)
         assert tiny(overrides=["rollout.parity.tolerance=0.2"]).rollout.parity_tolerance("bfloat16") == 0.2
 
     @pytest.mark.parametrize("changes", [[], [V32, *EXPERTS, *CUT]], ids=["plain", "over what was recorded"])
-    def test_the_embedded_engine_passes(self, changes: list[str], tmp_path: Path) -> None:
+    def test_the_embedded_engine_passes(self, changes, tmp_path):
         config = tiny(overrides=["stages=[rl]", "rollout.parity.action=stop", *changes])
         with open_run(config, tmp_path, tmp_path / "run", "auto", Progress()) as session:
             gap = parity_of(session)
@@ -71,16 +66,16 @@ class TestTheGate:
 class MergedAndRoundedAgain(TorchEngine):
     """The fault: the adapters go into the base's numbers, and these back into 4 bits, which are other ones."""
 
-    def __init__(self, adapted: Adapted, right: TorchEngine) -> None:
+    def __init__(self, adapted, right):
         self._adapted, self._how = adapted, (sorted(right.eos_ids), right.pad_id)
         self.publish(right.version)
 
-    def publish(self, version: int) -> None:
+    def publish(self, version):
         plain = self._adapted.plain_model()
         super().__init__(InBits(plain, "cpu").read(plain), *self._how)
         super().publish(version)
 
-    def _choose(self) -> HfDecoder:
+    def _choose(self):
         return HfDecoder(self.model, self.pad_id)  # the other decoder takes 4 bits with adapters only
 
 
@@ -97,7 +92,7 @@ FOUR_BITS = [
 
 
 @contextmanager
-def in_four_bits(folder: Path, action: str, is_planted: bool) -> Iterator[Session]:
+def in_four_bits(folder, action, is_planted):
     config = tiny(overrides=[*FOUR_BITS, f"rollout.parity.action={action}"])
     with open_run(config, folder, folder / "run", "auto", Heard()) as session:
         generation = session.workers.rollouts.generation
@@ -110,7 +105,7 @@ class TestAMergeIntoABaseInFourBits:
     """Fresh adapters are zero, so nothing differs before the first update; the steps' own differences show it."""
 
     @pytest.mark.parametrize("is_planted", [True, False])
-    def test_it_is_said_once_and_the_right_engine_is_silent(self, tmp_path: Path, is_planted: bool) -> None:
+    def test_it_is_said_once_and_the_right_engine_is_silent(self, tmp_path, is_planted):
         with in_four_bits(tmp_path, "warn", is_planted) as session:
             train_round(session)
             found = [row["metrics"]["mismatch/abs"] for row in rows(session)]
@@ -129,7 +124,7 @@ class TestAMergeIntoABaseInFourBits:
             assert not said
             assert not is_seen
 
-    def test_it_ends_the_run_where_the_recipe_says_so_and_the_step_is_written(self, tmp_path: Path) -> None:
+    def test_it_ends_the_run_where_the_recipe_says_so_and_the_step_is_written(self, tmp_path):
         with in_four_bits(tmp_path, "stop", True) as session:
             with pytest.raises(
                 RunError, match=r"round 1 step 2: engine and trainer differ by .*parity.tolerance is 0\.001"

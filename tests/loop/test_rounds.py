@@ -1,10 +1,7 @@
 """Rounds of RL with scripted answers: short batches, refused updates, graders that fail, the reference's schedule."""
 
 import json
-from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,13 +12,12 @@ from verizero.pipeline.errors import NonFiniteError, RunError
 from verizero.pipeline.loop.rounds import begin_round, move_reference, update_if_enough_groups
 from verizero.pipeline.run.choose_checkpoint import newest_whole
 from verizero.pipeline.run.saving import save
-from verizero.pipeline.run.session import Session
 from verizero.pipeline.run.state import Item
-from verizero.pipeline.types import Attempt, Group, StepMetrics, Verdict
+from verizero.pipeline.types import Verdict
 
 
-def test_failed_graders_leave_their_groups_and_raise_an_alarm(tmp_path: Path) -> None:
-    heard: list[tuple[str, dict[str, Any]]] = []
+def test_failed_graders_leave_their_groups_and_raise_an_alarm(tmp_path):
+    heard = []
     with session_of(tmp_path, scoring={"retries": 0}) as session:
         lose(session, 5, Verdict("verifier_error", reason="lost"))
         session.recorder.listener = lambda name, fields: heard.append((name, fields))
@@ -48,22 +44,22 @@ def test_failed_graders_leave_their_groups_and_raise_an_alarm(tmp_path: Path) ->
 class Down:
     """A grader that fails on everything while `steps` says so."""
 
-    def __init__(self, session: Session, steps: set[int] | range, inner: Any) -> None:
+    def __init__(self, session, steps, inner):
         self.session, self.steps, self.inner = session, steps, inner
 
-    def score(self, attempts: list[Attempt]) -> list[Verdict]:
+    def score(self, attempts):
         if self.session.state.rl_step in self.steps:
             return [Verdict("sandbox_error", reason="no sandbox")] * len(attempts)
-        verdicts: list[Verdict] = self.inner.score(attempts)
+        verdicts = self.inner.score(attempts)
         return verdicts
 
 
-def graders_down(session: Session, steps: set[int] | range) -> None:
+def graders_down(session, steps):
     scorer = session.workers.graders.scorer
     scorer.graders = {k: Down(session, steps, v) for k, v in scorer.graders.items()}
 
 
-DOWN: dict[str, tuple[set[int] | range, int | None]] = {
+DOWN = {
     "from the start": (range(9), 3),
     "later": (range(2, 9), 5),
     "in the last step": ({8}, 9),
@@ -73,14 +69,14 @@ DOWN: dict[str, tuple[set[int] | range, int | None]] = {
 }
 
 
-NINE_STEPS: dict[str, Any] = {
+NINE_STEPS = {
     "rl": {"rounds": 1, "steps_per_round": 9, "select": {"keep": "all", "carry_over": False}},
     "scoring": {"retries": 0},
 }
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[torch.Tensor]:
+def undisturbed(tmp_path_factory):
     """The weights after the nine steps with graders that never fail."""
     with session_of(tmp_path_factory.mktemp("up"), **NINE_STEPS) as session:
         train_round(session)
@@ -89,9 +85,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[torch.Tensor]:
 
 @pytest.mark.run
 @pytest.mark.parametrize("case", list(DOWN))
-def test_a_run_without_graders_stops_and_goes_on_as_if_they_had_never_failed(
-    case: str, tmp_path: Path, undisturbed: list[torch.Tensor]
-) -> None:
+def test_a_run_without_graders_stops_and_goes_on_as_if_they_had_never_failed(case, tmp_path, undisturbed):
     """After three steps of nothing in a row, or at the end of the stage."""
     steps, stops_after = DOWN[case]
     with session_of(tmp_path, **NINE_STEPS) as session:
@@ -113,9 +107,9 @@ def test_a_run_without_graders_stops_and_goes_on_as_if_they_had_never_failed(
 
 
 @pytest.mark.parametrize(("num", "trains"), [(0, False), (1, True), (3, True)])
-def test_a_short_batch_trains_and_an_empty_one_does_not(num: int, trains: bool) -> None:
+def test_a_short_batch_trains_and_an_empty_one_does_not(num, trains):
     loop = loop_of()
-    updates: list[int] = []
+    updates = []
     groups = [group_of(n, mixed(n)) for n in range(num)]
     phases = loop.phases(lambda batch: updates.append(len(batch)) or {"loss": 1.0})
     metrics = update_if_enough_groups(loop.setup, loop.state, loop.recorder, phases, groups)
@@ -123,16 +117,16 @@ def test_a_short_batch_trains_and_an_empty_one_does_not(num: int, trains: bool) 
     assert bool(loop.lines) is not trains
 
 
-def test_refused_updates_end_the_run_only_in_a_row() -> None:
+def test_refused_updates_end_the_run_only_in_a_row():
     loop = loop_of()
     refused = iter([True, True, False, True, True, True])
 
-    def update(groups: Sequence[Group]) -> StepMetrics:
+    def update(groups):
         if next(refused):
             raise NonFiniteError("the loss is nan")
         return {"loss": 1.0}
 
-    def step() -> StepMetrics | None:
+    def step():
         groups = [group_of(n, mixed(n)) for n in range(3)]
         return update_if_enough_groups(loop.setup, loop.state, loop.recorder, loop.phases(update), groups)
 
@@ -141,8 +135,8 @@ def test_refused_updates_end_the_run_only_in_a_row() -> None:
         step()
 
 
-def test_a_refused_update_leaves_policy_and_checkpoint_as_they_were(tmp_path: Path) -> None:
-    def refuse(groups: Any) -> Any:
+def test_a_refused_update_leaves_policy_and_checkpoint_as_they_were(tmp_path):
+    def refuse(groups):
         raise NonFiniteError("the loss is nan")
 
     with session_of(tmp_path, rl={"steps_per_round": 5}) as session:
@@ -158,7 +152,7 @@ def test_a_refused_update_leaves_policy_and_checkpoint_as_they_were(tmp_path: Pa
     assert not refused
 
 
-SCHEDULES: list[tuple[dict[str, Any], list[int]]] = [
+SCHEDULES = [
     ({"schedule": "frozen"}, [1, 1, 1, 1, 1, 1]),
     ({"schedule": "every_round"}, [1, 1, 1, 2, 2, 2]),
     ({"schedule": "every_n_steps", "every": 2}, [1, 1, 2, 2, 3, 3]),
@@ -168,9 +162,9 @@ SCHEDULES: list[tuple[dict[str, Any], list[int]]] = [
 
 
 @pytest.mark.parametrize(("reference", "versions"), SCHEDULES, ids=str)
-def test_the_reference_moves_when_its_schedule_says(reference: dict[str, Any], versions: list[int]) -> None:
+def test_the_reference_moves_when_its_schedule_says(reference, versions):
     loop = loop_of(rl={"reference": reference})
-    seen: list[int] = []
+    seen = []
     for number in (1, 2):
         loop.state.step = 0
         begin_round(loop.session, Item("rl", "rl", f"round {number}", number, 3))
@@ -184,7 +178,7 @@ def test_the_reference_moves_when_its_schedule_says(reference: dict[str, Any], v
 
 
 @pytest.mark.run
-def test_right_after_it_moved_the_reference_is_the_policy(tmp_path: Path) -> None:
+def test_right_after_it_moved_the_reference_is_the_policy(tmp_path):
     with session_of(tmp_path, rl={"reference": {"schedule": "every_n_steps", "every": 2}}) as session:
         for number in (1, 2):
             train_round(session, round_of(session, number))
@@ -196,7 +190,7 @@ def test_right_after_it_moved_the_reference_is_the_policy(tmp_path: Path) -> Non
         assert (after["kl/k3"] < 1e-9) == moved
 
 
-def test_no_reference_is_held_where_the_recipe_asks_for_none(tmp_path: Path) -> None:
+def test_no_reference_is_held_where_the_recipe_asks_for_none(tmp_path):
     algorithm = {"name": "dapo", "kl_coef": 0, "allow": []}
     with session_of(tmp_path, rl={"algorithm": algorithm, "reference": {"schedule": "none"}}) as session:
         train_round(session)

@@ -1,17 +1,13 @@
 """One loss on one batch by its paper, by this project and by TRL: values, and how far gradients are apart."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import torch
 import transformers
 from torch import Tensor
 
-from tests.losses.cases import Arguments, Case
-from tests.losses.policy_rows import GENERATIONS, LONGEST, OPTIMIZER, Rows, move, scored
+from tests.losses.policy_rows import GENERATIONS, LONGEST, OPTIMIZER, move, scored
 from tests.oracles import advantages as advantage_oracle
 from tests.oracles import rl as oracle
 from tests.oracles.preferences import mean_loss
@@ -19,8 +15,7 @@ from tests.preferences.sides import Random
 from tests.preferences.trainers import gradient_of, our_loss, their_dpo, their_kto, their_pairwise, trainer_of
 from tests.train.batches import frozen
 from verizero.pipeline.algorithms.base import load_algorithm, weighted
-from verizero.pipeline.rl.loss import Counts, LossInputs, policy_loss
-from verizero.pipeline.rl.parts import Parts
+from verizero.pipeline.rl.loss import LossInputs, policy_loss
 from verizero.pipeline.train import step
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.collate import micros_of
@@ -45,19 +40,19 @@ class Result:
     """Of our loss with the numbers that make it TRL's."""
 
 
-def compare(case: Case, folder: str, out: Path) -> Result:
+def compare(case, folder, out):
     """Compute one case; `folder` has the tiny model, `out` is empty."""
     if case.trainer.rpartition(".")[2] in ("GRPO", "GMPO"):
         return _policy(case, folder, out)
     return _pairs(case)
 
 
-def _apart(a: Gradient, b: Gradient) -> float:
+def _apart(a, b):
     size = torch.cat([g.flatten() for g in b.values()]).norm()
     return float(torch.cat([(a[name] - b[name]).flatten() for name in b]).norm() / size)
 
 
-def _policy(case: Case, folder: str, out: Path) -> Result:
+def _policy(case, folder, out):
     named, _ = _their_policy(case, folder, out, case.named)
     (asked, their_gradient), rows = _their_policy(case, folder, out, case.asked)
     (ours, gradient), inputs, parts = _our_policy(case, folder, rows, {})
@@ -68,7 +63,7 @@ def _policy(case: Case, folder: str, out: Path) -> Result:
     return Result(paper, ours, named[0], asked, _apart(their_gradient, gradient), _apart(their_gradient, same))
 
 
-def _their_policy(case: Case, folder: str, out: Path, arguments: Arguments) -> tuple[Solved, Rows]:
+def _their_policy(case, folder, out, arguments):
     """Return TRL's loss and gradient after the policy has moved, on rewards of one or two functions."""
     if arguments.get("multi_objective_aggregation"):
         arguments = {"reward_weights": [1.0, 1.0], **arguments}
@@ -79,7 +74,7 @@ def _their_policy(case: Case, folder: str, out: Path, arguments: Arguments) -> t
     return (float(loss.detach()), {n: p.grad.clone() for n, p in trainer.model.named_parameters()}), rows
 
 
-def _our_policy(case: Case, folder: str, rows: Rows, changes: Arguments) -> tuple[Solved, LossInputs, Parts]:
+def _our_policy(case, folder, rows, changes):
     """Return our loss and gradient by the preset on the same rows, what the loss was given, and the preset's parts."""
     load = transformers.AutoModelForCausalLM
     name, params = case.ours
@@ -94,9 +89,9 @@ def _our_policy(case: Case, folder: str, rows: Rows, changes: Arguments) -> tupl
     prepared = prepare(backend, parts, rows.groups(parts.needs_components), settings)
     move(backend.model, 5, 0.02)
     micros = micros_of(prepared.batch, range(len(rows.responses)), 10_000, backend.ranks)
-    given: list[LossInputs] = []
+    given = []
 
-    def recorded(parts: Parts, inputs: LossInputs, totals: Counts) -> Any:
+    def recorded(parts, inputs, totals):
         given.append(inputs)
         return policy_loss(parts, inputs, totals)
 
@@ -113,7 +108,7 @@ def _our_policy(case: Case, folder: str, rows: Rows, changes: Arguments) -> tupl
     return (metrics["loss/total"], gradient), inputs, parts
 
 
-def _rows_of(parts: Parts, inputs: LossInputs, rows: Rows, case: Case) -> list[oracle.Row]:
+def _rows_of(parts, inputs, rows, case):
     """Return the rows of the double: log-probs as the models gave them, advantages of its own."""
     groups = [i // GENERATIONS for i in range(len(rows.responses))]
     advantages = _advantages(parts, rows, groups)
@@ -127,7 +122,7 @@ def _rows_of(parts: Parts, inputs: LossInputs, rows: Rows, case: Case) -> list[o
     return out
 
 
-def _advantages(parts: Parts, rows: Rows, groups: list[int]) -> list[float]:
+def _advantages(parts, rows, groups):
     first, o = [r[0] for r in rows.rewards], parts.advantage.options
     if parts.advantage.name == "normalize_then_sum":
         return advantage_oracle.normalize_then_sum(rows.rewards, groups, [1.0, 1.0], int(o["ddof"]), float(o["eps"]))
@@ -137,7 +132,7 @@ def _advantages(parts: Parts, rows: Rows, groups: list[int]) -> list[float]:
     return advantage_oracle.group_norm(first, groups, "group", int(o["ddof"]), float(o["eps"]))
 
 
-def _pairs(case: Case) -> Result:
+def _pairs(case):
     batch, (name, params) = Random(7), case.ours
     z = DRIFT if name == "kto" else 0.0
     ours, gradient = our_loss(name, batch, z, **params)
@@ -149,8 +144,8 @@ def _pairs(case: Case) -> Result:
     return Result(paper, ours, named, asked, *(_apart(by_pair[0], other) for other in by_pair[1:]))
 
 
-def _their_pairs(case: Case, batch: Random, lp: Tensor, arguments: Mapping[str, Any]) -> Tensor:
-    rest: dict[str, Any] = {"beta": 0.1, **arguments}
+def _their_pairs(case, batch, lp, arguments):
+    rest = {"beta": 0.1, **arguments}
     if case.trainer == "DPO":
         kinds = rest.pop("loss_type")
         rest["loss_types"] = [kinds] if isinstance(kinds, str) else kinds

@@ -1,8 +1,6 @@
 """Random responses to two prompts, as they are and in TRL's own trainer, which has graded them; and a tiny model."""
 
 import random
-from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
@@ -15,7 +13,7 @@ from verizero.pipeline.models.load import create_model, save_folder
 from verizero.pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
 
 LONGEST, GENERATIONS, PROMPTS = 9, 4, 2
-COMMON: dict[str, Any] = {
+COMMON = {
     "num_iterations": 2, "per_device_train_batch_size": GENERATIONS * PROMPTS, "num_generations": GENERATIONS,
     "max_completion_length": LONGEST, "bf16": False, "use_cpu": True, "gradient_checkpointing": False, "max_steps": 2,
     "model_init_kwargs": {"dtype": torch.float64},
@@ -28,7 +26,7 @@ SIZES = {
 CHARACTERS = "0123456789+-*=()<>/, .\nabcdefghijklmnopqrstuvwxyz\\{}:?"
 
 
-def save_tiny(folder: Path) -> None:
+def save_tiny(folder):
     """Save a model of a few thousand random weights with a tokenizer of characters."""
     tokenizer = character_tokenizer(CHARACTERS)
     save_folder(create_model("qwen2", SIZES, tokenizer, 0), tokenizer, folder)
@@ -37,23 +35,23 @@ def save_tiny(folder: Path) -> None:
 class Rows:
     """Random responses to two prompts, the same for both sides."""
 
-    def __init__(self, end: int, words: int) -> None:
+    def __init__(self, end, words):
         rng = random.Random(7)
         self.prompts = [[rng.randrange(2, words) for _ in range(3 + p)] for p in range(PROMPTS)]
-        self.responses: list[list[int]] = []
+        self.responses = []
         for i in range(PROMPTS * GENERATIONS):
             body = [rng.randrange(2, words) for _ in range(LONGEST if i % 3 == 0 else rng.randrange(1, LONGEST - 1))]
             self.responses.append(body if len(body) == LONGEST else [*body, end])
         self.logprobs = [[-rng.uniform(2.0, 6.0) for _ in ids] for ids in self.responses]
         self.rewards = [[rng.uniform(-1, 2), float(rng.random() < 0.5)] for _ in self.responses]
 
-    def column(self, number: int, completion_ids: list[list[int]]) -> list[float]:
+    def column(self, number, completion_ids):
         """Return the rewards of these responses by one of the two functions."""
         return [self.rewards[self.responses.index(list(ids))][number] for ids in completion_ids]
 
-    def groups(self, has_components: bool) -> list[Group]:
+    def groups(self, has_components):
         """Return the rows as this project has them, sampled by the present policy, with one reward or with both."""
-        made: list[list[ScoredRollout]] = [[] for _ in range(PROMPTS)]
+        made = [[] for _ in range(PROMPTS)]
         for i, ids in enumerate(self.responses):
             prompt = i // GENERATIONS
             finish = "length" if len(ids) == LONGEST else "stop"
@@ -64,18 +62,18 @@ class Rows:
         return [Group(Prompt(str(p), "?", "exact", "x"), tuple(members)) for p, members in enumerate(made)]
 
 
-def scored(folder: str, out: Path, arguments: dict[str, Any], kind: str) -> tuple[Any, Any, Rows]:
+def scored(folder, out, arguments, kind):
     """Return TRL's trainer `<kind>Trainer`, the inputs of its loss with advantages and old log-probs, and the rows."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     rows = Rows(tokenizer.eos_token_id, len(tokenizer))
 
-    def first(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    def first(completion_ids, **_):
         return rows.column(0, completion_ids)
 
-    def second(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    def second(completion_ids, **_):
         return rows.column(1, completion_ids)
 
-    def sampled(prompts: list[str], trainer: Any) -> dict[str, Any]:
+    def sampled(prompts, trainer):
         own = [rows.prompts[i // GENERATIONS] for i in range(len(rows.responses))]
         return {"prompt_ids": own, "completion_ids": rows.responses, "logprobs": rows.logprobs}
 
@@ -96,7 +94,7 @@ def scored(folder: str, out: Path, arguments: dict[str, Any], kind: str) -> tupl
     return trainer, inputs, rows
 
 
-def move(model: Any, seed: int = 3, size: float = 0.05) -> None:
+def move(model, seed=3, size=0.05):
     """Change the weights, so that the model is another policy."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -3,20 +3,18 @@
 import re
 import runpy
 from importlib.metadata import version
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.losses.cases import PAIRS, RL, Case
+from tests.losses.cases import PAIRS, RL
 from tests.source import ROOT
 
 TEXT = (ROOT / "docs" / "losses.md").read_text(encoding="utf-8")
-make: dict[str, Any] = runpy.run_path(str(ROOT / "docs" / "make_losses.py"))
+make = runpy.run_path(str(ROOT / "docs" / "make_losses.py"))
 NUMBER = re.compile(r"(-?\d+\.\d+(?:e-\d+)?|\de-\d+)")
 
 
-def assert_on_page(row: str) -> None:
+def assert_on_page(row):
     """Assert that the page has the row: the same words, and numbers that another order of sums explains."""
     line = next((line for line in TEXT.splitlines() if line.split(" | ")[0] == row.split(" | ")[0]), "")
     mine, shown = NUMBER.split(row), NUMBER.split(line)
@@ -28,18 +26,18 @@ def assert_on_page(row: str) -> None:
 
 
 @pytest.mark.parametrize("case", PAIRS, ids=lambda c: c.name)
-def test_a_loss_of_pairs_is_what_the_page_says(case: Case, tmp_path: Path) -> None:
+def test_a_loss_of_pairs_is_what_the_page_says(case, tmp_path):
     assert_on_page(make["row"](case, tmp_path))
 
 
 @pytest.mark.run
 @pytest.mark.parametrize("case", RL, ids=lambda c: c.name)
 @pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
-def test_a_loss_of_rl_is_what_the_page_says(case: Case, tmp_path: Path) -> None:
+def test_a_loss_of_rl_is_what_the_page_says(case, tmp_path):
     assert_on_page(make["row"](case, tmp_path))
 
 
-def test_the_page_is_of_the_installed_trl_and_explains_what_differs() -> None:
+def test_the_page_is_of_the_installed_trl_and_explains_what_differs():
     assert f"TRL {version('trl')} as installed" in TEXT
     assert "not explained" not in TEXT
     assert len(RL) + len(PAIRS) >= 25

@@ -1,8 +1,6 @@
 """Tiny GGUF files, written by the package `gguf` from weights that a test keeps."""
 
 import string
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -32,7 +30,7 @@ NAMES = {
 }
 
 
-def tiny_llama(seed: int = 0, head_width: int = WIDTH // HEADS) -> Any:
+def tiny_llama(seed=0, head_width=WIDTH // HEADS):
     """Return a model of two blocks with random weights, whose vocabulary is that of the printable characters."""
     tokenizer = character_tokenizer(CHARACTERS)
     torch.manual_seed(seed)
@@ -49,7 +47,7 @@ def tiny_llama(seed: int = 0, head_width: int = WIDTH // HEADS) -> Any:
     return transformers.LlamaForCausalLM(config)
 
 
-def write_gguf(path: Path, model: Any, quantized: bool = False) -> Path:
+def write_gguf(path, model, quantized=False):
     """Write `model` into a GGUF file: its matrices as Q8_0, or all as float32."""
     import gguf
 
@@ -72,7 +70,7 @@ def write_gguf(path: Path, model: Any, quantized: bool = False) -> Path:
     return path
 
 
-def _write_settings(writer: Any, config: Any) -> None:
+def _write_settings(writer, config):
     writer.add_name("Tiny")
     writer.add_license("apache-2.0")
     writer.add_context_length(config.max_position_embeddings)
@@ -86,7 +84,7 @@ def _write_settings(writer: Any, config: Any) -> None:
     writer.add_vocab_size(config.vocab_size)
 
 
-def _write_tokenizer(writer: Any) -> None:
+def _write_tokenizer(writer):
     tokenizer = character_tokenizer(CHARACTERS)
     tokens = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().__getitem__)
     writer.add_tokenizer_model("gpt2")
@@ -99,14 +97,14 @@ def _write_tokenizer(writer: Any) -> None:
     writer.add_chat_template(CHAT)
 
 
-def _gguf_name(name: str) -> str:
+def _gguf_name(name):
     if name in NAMES:
         return NAMES[name]
     _, _, block, rest = name.split(".", 3)
     return f"blk.{block}.{NAMES[rest]}"
 
 
-def _as_stored(name: str, values: np.ndarray) -> np.ndarray:
+def _as_stored(name, values):
     """Put the rows of queries and keys into the order of GGUF's llama, where a rotary pair is two neighbours."""
     heads = {"q_proj": HEADS, "k_proj": KEY_HEADS}.get(name.split(".")[-2])
     if heads is None:

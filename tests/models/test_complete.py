@@ -2,10 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -29,28 +26,28 @@ EXPERT = "model.layers.1.mlp.experts.2.up_proj.weight"
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
 
 
-def prefixed(prefix: str) -> Callable[[Weights], Weights]:
+def prefixed(prefix):
     return lambda weights: {prefix + name: tensor for name, tensor in weights.items()}
 
 
-def without(name: str) -> Callable[[Weights], Weights]:
+def without(name):
     return lambda weights: {n: t for n, t in weights.items() if n != name}
 
 
-def cut(name: str) -> Callable[[Weights], Weights]:
+def cut(name):
     return lambda weights: weights | {name: weights[name][:3].contiguous()}
 
 
-def spoilt(name: str, number: float) -> Callable[[Weights], Weights]:
+def spoilt(name, number):
     return lambda weights: weights | {name: weights[name].index_fill(0, torch.tensor([0]), number)}
 
 
-def names_without_base(weights: Weights) -> Weights:
+def names_without_base(weights):
     return {name.removeprefix("model."): tensor for name, tensor in weights.items()}
 
 
 LACKS = "the files lack weights of the model, which would be random: "
-ROWS: dict[str, tuple[str, Callable[[Weights], Weights], str]] = {
+ROWS = {
     "an adapter's names": ("tied", prefixed("base_model.model."), "rename these"),
     "names of a compiled model": ("tied", prefixed("_orig_mod."), "_orig_mod.model.embed_tokens.weight, "),
     "names of a wrapped model": ("tied", prefixed("module."), f"{LACKS}lm_head.weight, model.embed_tokens.weight, "),
@@ -85,14 +82,14 @@ def models(tmp_path_factory):
     return folder
 
 
-def changed(source: Path, folder: Path, change: Callable[[Weights], Weights]) -> Path:
+def changed(source, folder, change):
     shutil.copytree(source, folder)
     weights = change(load_file(folder / "model.safetensors"))
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 
-def in_shards(folder: Path) -> None:
+def in_shards(folder):
     """Divide the weights into two files and an index."""
     weights = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
@@ -102,12 +99,12 @@ def in_shards(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
 
 
-def as_bin(folder: Path) -> None:
+def as_bin(folder):
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
 
 
-def refusal(call: Callable[[], Any]) -> str:
+def refusal(call):
     try:
         call()
     except ConfigError as exc:
@@ -169,21 +166,21 @@ def test_a_gguf_file_without_a_weight_is_refused(tmp_path):
     assert "is a pointer of git-lfs" in refusal(lambda: model_folder(str(file), tmp_path))
 
 
-def pointer_in(folder: Path, name: str = "model.safetensors") -> None:
+def pointer_in(folder, name="model.safetensors"):
     (folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
 
 
-def without_tokenizer(folder: Path) -> None:
+def without_tokenizer(folder):
     for file in folder.glob("*token*"):
         file.unlink()
 
 
-def without_shard(folder: Path) -> None:
+def without_shard(folder):
     in_shards(folder)
     (folder / "model-00002-of-00002.safetensors").unlink()
 
 
-FOLDERS: dict[str, tuple[Callable[[Path], Any], str]] = {
+FOLDERS = {
     "an adapter alone": (
         lambda folder: (folder / "config.json").rename(folder / "adapter_config.json"),
         "is an adapter (LoRA); merge it into its base",

@@ -1,7 +1,5 @@
 """The operations of an update, against those that torch counts while it computes."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -12,14 +10,14 @@ from verizero.pipeline.models.forward import logits_at
 from verizero.pipeline.models.lora import Adapted
 
 
-def plain(model_type: str = "qwen2", **changes: Any) -> Any:
+def plain(model_type="qwen2", **changes):
     """In float64 and with attention as matrix products, all of which torch counts."""
     model = build(model_type, changes, dtype=torch.float64)
     model.set_attn_implementation("eager")
     return model
 
 
-def counted(model: Any, tokens: int, trained: int) -> float:
+def counted(model, tokens, trained):
     ids = torch.arange(tokens)[None] % 20
     where = torch.zeros(1, tokens, dtype=torch.bool)
     where[0, tokens - trained :] = True

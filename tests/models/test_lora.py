@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 import torch
@@ -22,7 +21,7 @@ NEAR = 1e-4
 
 
 @torch.no_grad()
-def taught(a: Adapted) -> Adapted:
+def taught(a):
     """As if it had learned something."""
     generator = torch.Generator().manual_seed(1)
     for p in trained_by_saved_name(a.model).values():
@@ -31,8 +30,8 @@ def taught(a: Adapted) -> Adapted:
 
 
 @torch.no_grad()
-def logits(model: Any) -> torch.Tensor:
-    found: torch.Tensor = model(input_ids=IDS, use_cache=False).logits
+def logits(model):
+    found = model(input_ids=IDS, use_cache=False).logits
     return found
 
 
@@ -47,7 +46,7 @@ def test_adapters_of_another_base_are_refused(tmp_path):
     assert fingerprint(tiny("llama")) == fingerprint(tiny("llama")) != fingerprint(tiny("llama", seed=1))
 
 
-FORMS: dict[str, tuple[str, dict[str, Any]]] = {
+FORMS = {
     **{name: MODELS[name] for name in ("qwen3_moe", "mixtral", "qwen2_moe", "qwen3_moe with a dense layer")},
     "gpt_oss": (
         "gpt_oss",
@@ -69,7 +68,7 @@ BOTH = ("experts.gate_up_proj", "experts.down_proj")
 RANK, ALPHA = 3, 6.0
 
 
-def mixture(name: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> Any:
+def mixture(name, dtype=torch.float64, seed=0):
     """The fused products of experts have no float64."""
     model = build(*FORMS[name], seed, dtype)
     if dtype == torch.float64 and name not in DENSE:
@@ -77,13 +76,11 @@ def mixture(name: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> Any
     return model
 
 
-def mixture_adapted(
-    name: str = "qwen3_moe", targets: tuple[str, ...] = BOTH, dtype: torch.dtype = torch.float64
-) -> Adapted:
+def mixture_adapted(name="qwen3_moe", targets=BOTH, dtype=torch.float64):
     return Adapted(mixture(name, dtype), RANK, ALPHA, targets, 5)
 
 
-def with_adapters(a: Adapted) -> set[str]:
+def with_adapters(a):
     return {n.split(".lora_")[0].split(".", 3)[-1] for n, p in a.model.named_parameters() if p.requires_grad}
 
 

@@ -1,10 +1,7 @@
 """Routers of mixtures of experts: recorded, replayed, and proved to be of the kind that can be."""
 
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 
 from tests.models.families import VOCAB, tiny
 from tests.train.sampled import MODELS, model_of
@@ -15,7 +12,7 @@ EXPERTS = [name for name in MODELS if "moe" in name or name == "mixtral"]
 IDS = torch.randint(2, VOCAB, (2, 7), generator=torch.Generator().manual_seed(1))
 
 
-def others(model: Any) -> Tensor:
+def others(model):
     """[2, 7, layers, top_k] int16: experts at random, without repetition."""
     found = routers(model)
     generator = torch.Generator().manual_seed(2)
@@ -23,8 +20,8 @@ def others(model: Any) -> Tensor:
     return draws.topk(found[0].top_k, -1).indices.to(torch.int16)
 
 
-def logits_of(model: Any) -> Tensor:
-    out: Tensor = model(input_ids=IDS, use_cache=False).logits
+def logits_of(model):
+    out = model(input_ids=IDS, use_cache=False).logits
     return out
 
 

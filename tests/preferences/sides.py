@@ -1,17 +1,14 @@
 """Random responses, as tensors and as the doubles' lists."""
 
-from typing import Any
-
 import torch
-from torch import Tensor
 
 from tests.oracles.preferences import Side
-from verizero.pipeline.preferences.base import Losses, Responses, Sides, load_preference
+from verizero.pipeline.preferences.base import Responses, Sides, load_preference
 
 LONGEST = 7
 Z = 0.3
 """The reference point of kto."""
-VARIANTS: list[tuple[str, dict[str, Any]]] = [
+VARIANTS = [
     ("dpo", {}),
     ("dpo", {"beta": 0.4, "label_smoothing": 0.1}),
     ("dpo", {"nll_coef": 0.7}),
@@ -52,7 +49,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 class Random:
     """[B, T] log-probs of both sides over ragged masks, in float64."""
 
-    def __init__(self, seed: int, num_chosen: int = 4, num_rejected: int = 4) -> None:
+    def __init__(self, seed, num_chosen=4, num_rejected=4):
         g = torch.Generator().manual_seed(seed)
         self.num_chosen = num_chosen
         rows = num_chosen + num_rejected
@@ -61,24 +58,24 @@ class Random:
         lengths = torch.randint(1, LONGEST + 1, (rows,), generator=g)
         self.mask = torch.arange(LONGEST) < lengths[:, None]
 
-    def sides(self, lp: Tensor | None = None, z: float = 0.0) -> Sides:
+    def sides(self, lp=None, z=0.0):
         lp = self.lp if lp is None else lp
         n, lengths = self.num_chosen, self.mask.sum(1).to(lp.dtype)
         sums, refs = (lp * self.mask).sum(1), (self.ref * self.mask).sum(1)
         return Sides(*(Responses(sums[i], lengths[i], refs[i]) for i in (slice(n), slice(n, None))), z)
 
-    def lists(self, lp: Tensor | None = None) -> tuple[list[Side], list[Side]]:
+    def lists(self, lp=None):
         lp = self.lp if lp is None else lp
         rows = [Side(a[m].tolist(), b[m].tolist()) for a, b, m in zip(lp, self.ref, self.mask, strict=True)]
         return rows[: self.num_chosen], rows[self.num_chosen :]
 
 
-def losses_of(name: str, params: dict[str, Any], batch: Random, lp: Tensor | None = None) -> Losses:
+def losses_of(name, params, batch, lp=None):
     checked, loss = load_preference(name, params)
     return loss(checked, batch.sides(lp, Z if checked.needs_divergence else 0.0))
 
 
-def gradient(name: str, params: dict[str, Any], batch: Random) -> Tensor:
+def gradient(name, params, batch):
     lp = batch.lp.clone().requires_grad_()
     losses_of(name, params, batch, lp).values.mean().backward()
     return lp.grad

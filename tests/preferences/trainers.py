@@ -2,30 +2,28 @@
 
 from collections import defaultdict
 from types import SimpleNamespace
-from typing import Any
 
 import torch
-from torch import Tensor
 
-from tests.preferences.sides import LONGEST, Random
+from tests.preferences.sides import LONGEST
 from tests.trl_classes import trl_class
 from verizero.pipeline.preferences.base import load_preference
 
 
-def gradient_of(batch: Random, function: Any) -> tuple[float, Tensor]:
+def gradient_of(batch, function):
     lp = batch.lp.clone().requires_grad_()
     value = function(lp)
     value.backward()
     return float(value.detach()), lp.grad
 
 
-def our_loss(name: str, batch: Random, z: float = 0.0, **params: Any) -> tuple[float, Tensor]:
+def our_loss(name, batch, z=0.0, **params):
     checked, loss = load_preference(name, params)
 
     return gradient_of(batch, lambda lp: loss(checked, batch.sides(lp, z)).values.mean())
 
 
-def trainer_of(kind: str, **attributes: Any) -> Any:
+def trainer_of(kind, **attributes):
     """A trainer that was never set up: only what its loss reads is there."""
     trainer = object.__new__(trl_class(kind))
     trainer.accelerator = SimpleNamespace(
@@ -45,21 +43,21 @@ class Scripted:
 
     training, is_gradient_checkpointing = True, False
 
-    def __init__(self, rows: Tensor) -> None:
+    def __init__(self, rows):
         self.rows = rows
-        self._modules: dict[str, Any] = {}  # none is compiled, as accelerate asks
+        self._modules = {}  # none is compiled, as accelerate asks
 
-    def __call__(self, **_: Any) -> Any:
+    def __call__(self, **_):
         still = torch.zeros_like(self.rows.detach())
         told = {"entropy": still, "mean_logits": still, "is_top1": still.bool(), "log_sum_sq_probs": None}
         return SimpleNamespace(log_probs=self.rows, **told)
 
 
-def with_prompt(mask: Tensor) -> Tensor:
+def with_prompt(mask):
     return torch.cat([torch.zeros(len(mask), 1, dtype=torch.long), mask.long()], 1)
 
 
-def their_dpo(batch: Random, lp: Tensor, **given: Any) -> Tensor:
+def their_dpo(batch, lp, **given):
     settings = {"ld_alpha": None, "f_divergence_type": "reverse_kl", "use_weighting": False}
     settings |= {"loss_weights": [1.0], "label_smoothing": 0.0, **given}
     mask = with_prompt(batch.mask)
@@ -79,7 +77,7 @@ def their_dpo(batch: Random, lp: Tensor, **given: Any) -> Tensor:
     return trainer._compute_loss(trainer.model, inputs, False)
 
 
-def their_kto(batch: Random, lp: Tensor, mismatched: tuple[Tensor, Tensor], **given: Any) -> Tensor:
+def their_kto(batch, lp, mismatched, **given):
     """`mismatched`: summed log-probs of prompts with the responses of others, of the policy and of the reference."""
     settings = {"loss_type": "kto", "calculate_KL": True, "precompute_ref_logps": True, **given}
     trainer = trainer_of("KTOTrainer", **settings)
@@ -98,7 +96,7 @@ def their_kto(batch: Random, lp: Tensor, mismatched: tuple[Tensor, Tensor], **gi
     return trainer._compute_loss(trainer.model, inputs, False)
 
 
-def their_pairwise(trainer: Any, batch: Random, lp: Tensor, prompt: int = 1) -> Tensor:
+def their_pairwise(trainer, batch, lp, prompt=1):
     """The whole loss of TRL's CPO or ORPO trainer over logits whose log-probs of tokens 0 are `lp`.
 
     Prompts are `prompt` tokens of probability 1/2 each.

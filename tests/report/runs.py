@@ -2,8 +2,6 @@
 
 import json
 import random
-from pathlib import Path
-from typing import Any
 
 from verizero.pipeline.report.estimates import PromptSamples, summarize_domain
 
@@ -19,24 +17,24 @@ rl:
   algorithm: {name: grpo}
   rounds: 3  # the reference moves before each
 """
-ROLLOUT: dict[str, Any] = json.loads(
+ROLLOUT = json.loads(
     '{"stage": "rl", "round": 1, "step": 1, "prompt_id": "p", "domain": "arithmetic", "prompt": "1+1=", '
     '"response": "2", "sample": 0, "reward": 1.0, "status": "graded", "score": 1.0, "reason": "equal", '
     '"extracted": "2", "finish_reason": "stop", "length": 1, "kept": true}'
 )
 """One line of rollouts.jsonl."""
-INFO: dict[str, Any] = json.loads(
+INFO = json.loads(
     '{"name": "demo", "seed": 7, "versions": {"python": "3.11.9", "torch": "2.13.0+cpu"}, "device": "cpu", '
     '"num_parameters": 812544, "isolation": {"level": 3, "layers": ["namespaces", "seccomp", "rlimits"], '
     '"missing": {"cgroup": "not writable"}}}'
 )
 
 
-def make_run(folder: Path, rounds: int = 3, steps_per_round: int = 20, sft_steps: int = 60, seed: int = 7) -> Path:
+def make_run(folder, rounds=3, steps_per_round=20, sft_steps=60, seed=7):
     """`folder`, holding the files of a finished run."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = random.Random(seed)
-    rows: list[dict[str, Any]] = [_evaluation(rng, "base", "before training", 0, 0, 0.02)]
+    rows = [_evaluation(rng, "base", "before training", 0, 0, 0.02)]
     rollouts = _rollouts(rng, "evaluation/before training", 0, 0, 0.02, 6)
     for step in range(1, sft_steps + 1):
         metrics = {"loss": 2.2 * 0.95**step + 0.4 + rng.gauss(0, 0.03), "grad_norm": 1.0, "learning_rate": 1e-3}
@@ -60,19 +58,19 @@ def make_run(folder: Path, rounds: int = 3, steps_per_round: int = 20, sft_steps
     return folder
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
+def read_rows(path):
     """The rows of a JSONL file, read the plain way."""
     return [json.loads(line) for line in path.read_bytes().split(b"\n") if line]
 
 
-def write(path: Path, rows: list[dict[str, Any]]) -> None:
+def write(path, rows):
     """Write the rows of a JSONL file, as a run does."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
     path.write_bytes(lines.encode("utf-8", "surrogatepass"))
 
 
-def _evaluation(rng: random.Random, stage: str, label: str, round_: int, step: int, skill: float) -> dict[str, Any]:
+def _evaluation(rng, stage, label, round_, step, skill):
     k, domains = 8, {}
     for shift, domain in enumerate(DOMAINS):
         samples = []
@@ -88,7 +86,7 @@ def _evaluation(rng: random.Random, stage: str, label: str, round_: int, step: i
     return {**place, "domains": domains, "time": {"evaluate/generate": 4.5, "evaluate/verify": 0.25}}
 
 
-def _rl_step(rng: random.Random, step: int, round_: int, in_round: int, skill: float) -> dict[str, Any]:
+def _rl_step(rng, step, round_, in_round, skill):
     kept, right = 16, int(12 * max(0.0, skill - 0.5))
     metrics = {f"reward/mean/{d}": skill - 0.04 * i + rng.gauss(0, 0.05) for i, d in enumerate(DOMAINS)}
     metrics |= {
@@ -113,9 +111,7 @@ def _rl_step(rng: random.Random, step: int, round_: int, in_round: int, skill: f
     return {"kind": "step", "stage": "rl", "round": round_, "step": step, "metrics": metrics, "time": time}
 
 
-def _rollouts(
-    rng: random.Random, stage: str, round_: int, step: int, skill: float, groups: int
-) -> list[dict[str, Any]]:
+def _rollouts(rng, stage, round_, step, skill, groups):
     rows = []
     for i in range(groups):
         a, b = rng.randint(10, 99), rng.randint(10, 99)

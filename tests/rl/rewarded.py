@@ -1,24 +1,19 @@
 """Batches of rewards, and their advantages through a recipe of parts."""
 
-from typing import Any
-
 import torch
 from hypothesis import strategies as st
 
 from verizero.pipeline.algorithms.base import load_algorithm
-from verizero.pipeline.rl.credit import AdvantageInputs, Advantages, compute_advantages
-from verizero.pipeline.rl.parts import Parts
+from verizero.pipeline.rl.credit import AdvantageInputs, compute_advantages
 
-CUSTOM: dict[str, Any] = {"ratio": "token", "surrogate": "clip", "aggregate": "token_mean"}
+CUSTOM = {"ratio": "token", "surrogate": "clip", "aggregate": "token_mean"}
 
 
-def parts_of(advantage: str | dict[str, Any], **rest: Any) -> Parts:
+def parts_of(advantage, **rest):
     return load_algorithm("custom", {**CUSTOM, "advantage": advantage, **rest})[1]
 
 
-def inputs_of(
-    rewards: list[float], groups: list[int], lengths: list[int] | None = None, **rest: Any
-) -> AdvantageInputs:
+def inputs_of(rewards, groups, lengths=None, **rest):
     """Each response of its length behind a prompt of two tokens."""
     lengths = lengths or [2] * len(rewards)
     mask = torch.zeros(len(rewards), 2 + max(lengths) + 1)
@@ -27,7 +22,7 @@ def inputs_of(
     return AdvantageInputs(torch.tensor(rewards, dtype=torch.float64), torch.tensor(groups), mask, **rest)
 
 
-def per_response(found: Advantages, inputs: AdvantageInputs) -> list[float]:
+def per_response(found, inputs):
     """The one advantage of each response; fails unless it is the same at each token, and 0 elsewhere."""
     mask = inputs.response_mask > 0
     assert bool((found.advantages[~mask] == 0).all())
@@ -39,17 +34,17 @@ def per_response(found: Advantages, inputs: AdvantageInputs) -> list[float]:
     return out
 
 
-def solve(advantage: str | dict[str, Any], rewards: list[float], groups: list[int], **rest: Any) -> list[float]:
+def solve(advantage, rewards, groups, **rest):
     inputs = inputs_of(rewards, groups, **rest)
     return per_response(compute_advantages(parts_of(advantage), inputs), inputs)
 
 
-def batches() -> st.SearchStrategy[tuple[list[float], list[int], list[int]]]:
+def batches():
     """(rewards, groups, lengths): groups of 2 to 5 in random order; rewards that often tie, as verifiers' do."""
     rewards = st.one_of(st.sampled_from([0.0, 1.0, 0.1, -1.0]), st.floats(-5, 5, allow_nan=False, width=32))
 
     @st.composite
-    def build(draw: st.DrawFn) -> tuple[list[float], list[int], list[int]]:
+    def build(draw):
         sizes = draw(st.lists(st.integers(2, 5), min_size=1, max_size=3))
         groups = draw(st.permutations([g * 10 + 3 for g, size in enumerate(sizes) for _ in range(size)]))
         num = len(groups)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import random
-from typing import Any
 
 import pytest
 import torch
@@ -12,15 +11,14 @@ from tests.oracles import rl as oracle
 from tests.rl.rewarded import inputs_of, parts_of, per_response
 from verizero.pipeline.algorithms.base import load_algorithm
 from verizero.pipeline.rl.credit import compute_advantages
-from verizero.pipeline.rl.parts import Parts
 
 
-def with_kl(advantage: str | dict[str, Any], form: str, coef: float) -> Parts:
+def with_kl(advantage, form, coef):
     return parts_of(advantage, kl_in="reward", kl_form=form, kl_coef=coef)
 
 
 @pytest.mark.parametrize("form", ["k1", "k2", "k3"])
-def test_kl_in_the_reward_is_taken_off_each_response(form: str) -> None:
+def test_kl_in_the_reward_is_taken_off_each_response(form):
     r = random.Random(4)
     lengths, rewards, groups = [3, 1, 4, 2], [1.0, 0.0, 0.5, 1.0], [0, 0, 1, 1]
     inputs = inputs_of(rewards, groups, lengths)
@@ -42,7 +40,7 @@ def test_kl_in_the_reward_is_taken_off_each_response(form: str) -> None:
     assert found.stats["reward/kl_per_token"] == pytest.approx(total_kl / 10)
 
 
-def test_a_cap_holds_for_kl_in_the_reward_and_is_counted() -> None:
+def test_a_cap_holds_for_kl_in_the_reward_and_is_counted():
     inputs = inputs_of([1.0, 0.0], [0, 1], [2, 1])
     old = torch.full_like(inputs.response_mask, -1.0, dtype=torch.float64)
     inputs = dataclasses.replace(inputs, old_logprobs=old, ref_logprobs=old + 4.0)
@@ -54,7 +52,7 @@ def test_a_cap_holds_for_kl_in_the_reward_and_is_counted() -> None:
 
 
 @pytest.mark.parametrize("name", ["none", "greedy_baseline"])
-def test_a_token_answers_for_the_kl_from_itself_to_the_end(name: str) -> None:
+def test_a_token_answers_for_the_kl_from_itself_to_the_end(name):
     lengths, rewards = [3, 1], [1.0, 0.5]
     inputs = inputs_of(rewards, [0, 1], lengths, greedy_rewards=torch.tensor([0.25, 0.25]))
     old = torch.full_like(inputs.response_mask, float("nan"), dtype=torch.float64)
@@ -75,13 +73,13 @@ def test_a_token_answers_for_the_kl_from_itself_to_the_end(name: str) -> None:
     assert not parts_of(name).token_advantage
 
 
-def test_reward_to_go_carries_the_kl_and_is_whitened_over_tokens() -> None:
+def test_reward_to_go_carries_the_kl_and_is_whitened_over_tokens():
     r = random.Random(9)
     lengths, rewards = [3, 1, 4], [1.0, 0.0, 0.5]
     inputs = inputs_of(rewards, [0, 1, 2], lengths)
     old = torch.full_like(inputs.response_mask, float("inf"), dtype=torch.float64)
     ref = old.clone()
-    flat: list[float] = []
+    flat = []
     for i, (size, reward) in enumerate(zip(lengths, rewards, strict=True)):
         tokens = []
         for t in range(size):
@@ -95,7 +93,7 @@ def test_reward_to_go_carries_the_kl_and_is_whitened_over_tokens() -> None:
     assert found[inputs.response_mask > 0].tolist() == pytest.approx(oracle.whiten(flat, 0, 1e-8), rel=1e-9)
 
 
-def test_rewards_and_the_greedy_baseline_are_clamped_alike() -> None:
+def test_rewards_and_the_greedy_baseline_are_clamped_alike():
     """A greedy reward beyond the clip would otherwise push the best answers down."""
     _, parts = load_algorithm("remax", {"kl_coef": 0, "reward_clip": 1.0})
     inputs = inputs_of([2.0, 0.5, -3.0], [0, 0, 1], greedy_rewards=torch.tensor([2.0, 2.0, -5.0]))

@@ -1,41 +1,36 @@
 """The divergences of distillation: against slow doubles and at the edges."""
 
 import math
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from tests.oracles import distillation as slow
 from verizero.pipeline.rl.distillation import (
-    Compared,
     ServedLogprobs,
     compare,
     distribution,
     divergence,
     stale_weights,
 )
-from verizero.pipeline.rl.divergences import Divergence, Objective, explain
+from verizero.pipeline.rl.divergences import Objective, explain
 from verizero.pipeline.rl.reduce import aggregate
 
 WORDS = 7
-NAMES: tuple[Divergence, ...] = ("reverse_kl", "forward_kl")
+NAMES = ("reverse_kl", "forward_kl")
 OBJECTIVES = [
     *(Objective(name, temperature=t) for name in NAMES for t in (1.0, 0.7)),
     *(Objective(name, "top_k", k, 0.7) for name in NAMES for k in (1, 3)),
     Objective(over="sampled", temperature=0.7),
 ]
-NEAR: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-12}
+NEAR = {"rtol": 1e-9, "atol": 1e-12}
 
 
-def logits_of(num: int, seed: int, words: int = WORDS) -> Tensor:
+def logits_of(num, seed, words=WORDS):
     return 2 * torch.randn(num, words, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def asked(
-    logits: Tensor, teacher: Tensor | ServedLogprobs, objective: Objective, seed: int = 0
-) -> tuple[Compared, Tensor, Tensor]:
+def asked(logits, teacher, objective, seed=0):
     """What was compared at sampled tokens, the tokens, and the gradient of the sum of divergences."""
     own = logits.detach().clone().requires_grad_(True)
     targets = torch.randint(WORDS, (len(logits),), generator=torch.Generator().manual_seed(seed))
@@ -45,11 +40,11 @@ def asked(
 
 
 @pytest.mark.parametrize("objective", [o for o in OBJECTIVES if o.over != "sampled"], ids=str)
-def test_values_and_gradients_are_those_of_the_formulas(objective: Objective) -> None:
+def test_values_and_gradients_are_those_of_the_formulas(objective):
     logits, teacher = logits_of(5, 1), logits_of(5, 2)
     found, _, gradient = asked(logits, teacher, objective)
     top_k = objective.top_k if objective.over == "top_k" else None
-    how: dict[str, Any] = {"temperature": objective.temperature, "top_k": top_k}
+    how = {"temperature": objective.temperature, "top_k": top_k}
     for row in range(5):
         own, theirs = logits[row].tolist(), teacher[row].tolist()
         wanted = slow.token_loss(own, theirs, objective.divergence, **how)
@@ -60,7 +55,7 @@ def test_values_and_gradients_are_those_of_the_formulas(objective: Objective) ->
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
-def test_a_teacher_that_is_the_policy_teaches_nothing(objective: Objective) -> None:
+def test_a_teacher_that_is_the_policy_teaches_nothing(objective):
     logits = logits_of(9, 5)
     found, _, gradient = asked(logits, logits, objective)
     assert float(found.divergence.detach().abs().max()) < 1e-14
@@ -68,7 +63,7 @@ def test_a_teacher_that_is_the_policy_teaches_nothing(objective: Objective) -> N
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_top_k_of_all_tokens_is_the_vocabulary_and_fewer_are_never_more(name: Divergence) -> None:
+def test_top_k_of_all_tokens_is_the_vocabulary_and_fewer_are_never_more(name):
     logits, teacher = logits_of(9, 6), logits_of(9, 7)
     whole, _, gradient = asked(logits, teacher, Objective(name))
     before = torch.zeros(9, dtype=torch.float64)
@@ -81,7 +76,7 @@ def test_top_k_of_all_tokens_is_the_vocabulary_and_fewer_are_never_more(name: Di
     assert float(some.outside.max()) == 0.0
 
 
-def test_a_small_rest_keeps_its_digits() -> None:
+def test_a_small_rest_keeps_its_digits():
     logits = torch.tensor([[30.0, 0.0, -1.0], [30.0, 0.0, -1.0]])
     teacher = torch.tensor([[30.0, 3.0, -1.0], [30.0, 0.0, -1.0]])
     found = compare(logits, torch.tensor([0, 0]), teacher, Objective("forward_kl", "top_k", top_k=1))
@@ -92,7 +87,7 @@ def test_a_small_rest_keeps_its_digits() -> None:
 
 
 @pytest.mark.parametrize("objective", [*(Objective(n, "top_k", 3) for n in NAMES), Objective(over="sampled")], ids=str)
-def test_what_a_server_tells_is_what_its_logits_say(objective: Objective) -> None:
+def test_what_a_server_tells_is_what_its_logits_say(objective):
     logits, teacher = logits_of(6, 8), logits_of(6, 9)
     held, targets, wanted = asked(logits, teacher, objective)
     log_q = distribution(teacher, objective.temperature)
@@ -103,7 +98,7 @@ def test_what_a_server_tells_is_what_its_logits_say(objective: Objective) -> Non
     torch.testing.assert_close(gradient, wanted, **NEAR)
 
 
-def test_a_server_whose_numbers_add_up_to_more_than_one_has_a_small_rest() -> None:
+def test_a_server_whose_numbers_add_up_to_more_than_one_has_a_small_rest():
     told = ServedLogprobs(torch.tensor([[0, 1]]), torch.tensor([[0.7, 0.300001]]).log())
     found, _, gradient = asked(logits_of(1, 1), told, Objective(over="top_k", top_k=2))
     assert bool(found.divergence.isfinite().all())
@@ -111,7 +106,7 @@ def test_a_server_whose_numbers_add_up_to_more_than_one_has_a_small_rest() -> No
     assert float(found.divergence.detach()) > 0
 
 
-def test_a_vocabulary_padded_to_two_sizes_is_cut_to_the_smaller() -> None:
+def test_a_vocabulary_padded_to_two_sizes_is_cut_to_the_smaller():
     logits, teacher = logits_of(4, 1), logits_of(4, 2, WORDS + 3)
     found, _, gradient = asked(logits, teacher, Objective())
     same, _, wanted = asked(logits, teacher[:, :WORDS], Objective())
@@ -123,7 +118,7 @@ def test_a_vocabulary_padded_to_two_sizes_is_cut_to_the_smaller() -> None:
 
 
 @pytest.mark.parametrize("sampler", ["policy", "older policy"])
-def test_over_all_words_that_may_be_sampled_a_token_has_the_gradient_of_its_divergence(sampler: str) -> None:
+def test_over_all_words_that_may_be_sampled_a_token_has_the_gradient_of_its_divergence(sampler):
     """With weights where an older policy sampled it."""
     logits, teacher = logits_of(1, 11, 3), logits_of(1, 12, 3)
     drawn_from = logits + 0.5 * logits_of(1, 5, 3) if sampler == "older policy" else logits
@@ -142,7 +137,7 @@ def test_over_all_words_that_may_be_sampled_a_token_has_the_gradient_of_its_dive
     assert total[0].tolist() == pytest.approx(steep, abs=1e-8)
 
 
-def test_the_page_says_what_is_minimised() -> None:
+def test_the_page_says_what_is_minimised():
     page = explain(Objective("forward_kl", "top_k", 20))
     for words in ("forward_kl over top_k", "sum_v q(v)", "20 most likely"):
         assert words in page
@@ -152,7 +147,7 @@ def test_the_page_says_what_is_minimised() -> None:
     assert divergence("reverse_kl", torch.zeros(1, 1), torch.zeros(1, 1)).item() == 0
 
 
-def test_weights_are_1_in_fresh_rows_and_those_above_the_cap_are_told() -> None:
+def test_weights_are_1_in_fresh_rows_and_those_above_the_cap_are_told():
     logprobs = torch.tensor([[-1.0, -1.0, float("nan")], [-1.0, -1.0, -3.0]], dtype=torch.float64)
     sampled = torch.tensor([[-2.0, -1.5, 0.0], [-2.0, -1.0, -1.0]], dtype=torch.float64)
     mask = torch.tensor([[True, True, False], [True, True, True]])

@@ -2,11 +2,9 @@
 
 import dataclasses
 import random
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from tests.rl.rewarded import parts_of
 from verizero.pipeline.algorithms.base import load_algorithm
@@ -28,14 +26,14 @@ class Scene:
     turns: list[list[int]]
     """By episode: the turn of each token."""
 
-    def lists(self, x: Tensor) -> list[list[float]]:
+    def lists(self, x):
         return [[float(x[row, column]) for row, column in own] for own in self.places]
 
 
-def scene(seed: int, num: int = 6, turn_rewards: bool = False) -> Scene:
+def scene(seed, num=6, turn_rewards=False):
     """`num` episodes, in groups of three, of one to four turns in one or two rows."""
     r = random.Random(seed)
-    rows: list[tuple[int, list[tuple[int, list[int]]]]] = []  # episode, (turn, columns) of each turn
+    rows = []  # episode, (turn, columns) of each turn
     for e in range(num):
         left, number = r.randint(1, 4), 0
         while left:
@@ -52,14 +50,14 @@ def scene(seed: int, num: int = 6, turn_rewards: bool = False) -> Scene:
             mask[i, columns] = 1
             turns[i, columns] = number
     # By turn, then column: a turn lies in one row.
-    drawn: list[list[tuple[int, int, int]]] = [
+    drawn = [
         sorted((t, c, i) for i, (own, ts) in enumerate(rows) if own == e for t, cs in ts for c in cs)
         for e in range(num)
     ]
     rewards = [r.choice([0.0, 0.5, 1.0, -0.5]) for _ in range(num)]
     of_row = [e for e, _ in rows]
 
-    def noise() -> Tensor:
+    def noise():
         x = torch.tensor([[r.gauss(0, 1) for _ in range(WIDTH)] for _ in rows], dtype=torch.float64)
         return torch.where(mask > 0, x, torch.full_like(x, NAN))
 
@@ -81,7 +79,7 @@ def scene(seed: int, num: int = 6, turn_rewards: bool = False) -> Scene:
     return Scene(inputs, [[(i, c) for _, c, i in own] for own in drawn], [[t for t, _, _ in own] for own in drawn])
 
 
-def test_tokens_are_joined_in_the_order_drawn_and_spread_back() -> None:
+def test_tokens_are_joined_in_the_order_drawn_and_spread_back():
     s = scene(1)
     where = episode_layout(s.inputs.episode_ids, s.inputs.turn_ids, s.inputs.response_mask > 0)
     x = torch.arange(len(s.inputs.rewards) * WIDTH, dtype=torch.float64).view(-1, WIDTH)
@@ -94,7 +92,7 @@ def test_tokens_are_joined_in_the_order_drawn_and_spread_back() -> None:
     assert num_forked(s.inputs.episode_ids) == sum(len({i for i, _ in own}) > 1 for own in s.places) > 0
 
 
-def test_one_row_counts_an_episode_wherever_its_rows_lie() -> None:
+def test_one_row_counts_an_episode_wherever_its_rows_lie():
     s = scene(2)
     mask = s.inputs.response_mask > 0
     shares = shares_of(episode_layout(s.inputs.episode_ids, s.inputs.turn_ids, mask))
@@ -112,13 +110,13 @@ def test_one_row_counts_an_episode_wherever_its_rows_lie() -> None:
     assert sequences_of(torch.tensor([[False], [True]]), empty).tolist() == [False, False]
 
 
-def episodes_alone(s: Scene) -> AdvantageInputs:
+def episodes_alone(s):
     """Each episode as a single response in one row without holes, from the lists."""
     longest = max(map(len, s.places))
     x = s.inputs
     first = [own[-1][0] for own in s.places]
 
-    def packed(values: Tensor | None) -> Tensor:
+    def packed(values):
         return torch.tensor([own + [NAN] * (longest - len(own)) for own in s.lists(values)], dtype=torch.float64)
 
     return AdvantageInputs(
@@ -134,7 +132,7 @@ def episodes_alone(s: Scene) -> AdvantageInputs:
     )
 
 
-EVERY: list[tuple[str | dict[str, Any], dict[str, Any]]] = [
+EVERY = [
     ({"name": "group_norm"}, {}),
     ({"name": "group_norm", "std": "batch"}, {}),
     ("max_rl", {}),
@@ -151,7 +149,7 @@ EVERY: list[tuple[str | dict[str, Any], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("advantage", "rest"), EVERY, ids=str)
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_every_advantage_is_that_of_episodes_as_responses(seed: int, advantage: Any, rest: dict[str, Any]) -> None:
+def test_every_advantage_is_that_of_episodes_as_responses(seed, advantage, rest):
     s, parts = scene(seed), parts_of(advantage, **rest)
     if parts.needs_no_negative:
         s = dataclasses.replace(s, inputs=dataclasses.replace(s.inputs, rewards=s.inputs.rewards.abs()))

@@ -1,7 +1,5 @@
 """The page of a resolved objective: every number that was chosen is on it."""
 
-from typing import Any
-
 import pytest
 
 from verizero.pipeline import registry
@@ -9,14 +7,14 @@ from verizero.pipeline.algorithms.base import explain_algorithm, load_algorithm
 from verizero.pipeline.rl.explain import Setting, explain
 
 
-def lines(name: str, **params: Any) -> dict[str, list[str]]:
-    out: dict[str, list[str]] = {}
+def lines(name, **params):
+    out = {}
     for line in explain_algorithm(name, params, max_response_tokens=512).splitlines():
         out.setdefault(line[:12].strip(), []).append(line[12:])
     return out
 
 
-def test_grpo_is_its_equation() -> None:
+def test_grpo_is_its_equation():
     page = lines("grpo", clip_high=0.25)
     assert page["maximise"] == [
         "J = mean_i (1/|y_i|) sum_t [ min(r A, clip(r, 1 - 0.2, 1 + 0.25) A) - 0.04 (exp(d) - d - 1) ]"
@@ -62,16 +60,14 @@ V32 = {"mismatch_level": "token", "high_entropy_share": 0.2}
         ("dapo", {}, {"reference": "none", "reward_models": ["a model x"]}, ["policy (trained); a model x"], []),
     ],
 )  # fmt: skip
-def test_what_a_recipe_decides_is_on_the_page(
-    name: str, params: dict[str, Any], setting: dict[str, Any], words: list[str], absent: list[str]
-) -> None:
+def test_what_a_recipe_decides_is_on_the_page(name, params, setting, words, absent):
     page = explain_algorithm(name, params, max_response_tokens=512, setting=Setting(**setting))
     assert [word for word in words if word not in page] == []
     assert [word for word in absent if word in page] == []
 
 
 @pytest.mark.parametrize("name", [n for n in registry.names("algorithms") if n != "custom"])
-def test_every_number_of_every_preset_is_on_its_page(name: str) -> None:
+def test_every_number_of_every_preset_is_on_its_page(name):
     _, parts = load_algorithm(name)
     page = explain_algorithm(name, max_response_tokens=777)
     assert "{" not in page
@@ -102,7 +98,7 @@ EVERYTHING = {
 
 
 @pytest.mark.parametrize("key", EVERYTHING)
-def test_every_shared_option_shows_its_number(key: str) -> None:
+def test_every_shared_option_shows_its_number(key):
     page = explain(load_algorithm("grpo", EVERYTHING)[1])
     value = EVERYTHING[key]
     assert (f"{value:g}" if isinstance(value, (int, float)) else {"mask": "0 outside"}.get(value, value)) in page

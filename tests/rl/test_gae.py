@@ -1,11 +1,9 @@
 """GAE and the critic's loss against the definition."""
 
 import random
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from tests.oracles import advantages as advantages_oracle
 from tests.oracles import rl as oracle
@@ -16,7 +14,7 @@ from verizero.pipeline.rl.gae import reward_to_go, summarize_values, value_loss
 NAN = float("nan")
 
 
-def scene(seed: int, num: int = 5) -> tuple[AdvantageInputs, list[list[int]], list[list[float]]]:
+def scene(seed, num=5):
     """Inputs with gaps inside responses, where tokens lie, and the values there; NaN elsewhere."""
     r = random.Random(seed)
     width = 9
@@ -30,11 +28,11 @@ def scene(seed: int, num: int = 5) -> tuple[AdvantageInputs, list[list[int]], li
     return AdvantageInputs(rewards, torch.arange(num), mask, values=grid), where, values
 
 
-def at(x: Tensor, where: list[list[int]]) -> list[float]:
+def at(x, where):
     return [float(x[i, t]) for i, places in enumerate(where) for t in places]
 
 
-def ppo(**params: Any) -> Any:
+def ppo(**params):
     return load_algorithm("ppo", {"kl_coef": 0, **params})[1]
 
 
@@ -49,7 +47,7 @@ def ppo(**params: Any) -> Any:
     ],
     ids=str,
 )
-def test_gae_equals_its_definition(params: dict[str, Any]) -> None:
+def test_gae_equals_its_definition(params):
     """Also with a lambda of the critic's own, and one by length; whitening leaves the returns alone."""
     inputs, where, values = scene(1)
     found = compute_advantages(ppo(**{"whiten": False, **params}), inputs)
@@ -68,7 +66,7 @@ def test_gae_equals_its_definition(params: dict[str, Any]) -> None:
     assert bool((found.returns[outside] == 0).all())
 
 
-def test_reward_to_go_steps_over_gaps() -> None:
+def test_reward_to_go_steps_over_gaps():
     mask = torch.tensor([[0, 1, 0, 0, 1, 1, 0]], dtype=torch.bool)
     rewards = torch.tensor([[9.0, 1.0, 9.0, 9.0, 2.0, 3.0, 9.0]], dtype=torch.float64)
     found = reward_to_go(rewards, mask, 0.5)
@@ -78,13 +76,13 @@ def test_reward_to_go_steps_over_gaps() -> None:
 
 
 @pytest.mark.parametrize("clip", [None, 0.2])
-def test_value_loss_and_its_gradient(clip: float | None) -> None:
+def test_value_loss_and_its_gradient(clip):
     inputs, where, values = scene(6)
     r = random.Random(1)
     old = [[v + r.gauss(0, 0.4) for v in row] for row in values]
     target = [[r.gauss(0, 1) for _ in row] for row in values]
 
-    def grid(rows: list[list[float]]) -> Tensor:
+    def grid(rows):
         out = torch.full_like(inputs.values, NAN)
         for i, places in enumerate(where):
             out[i, places] = torch.tensor(rows[i], dtype=torch.float64)
@@ -95,7 +93,7 @@ def test_value_loss_and_its_gradient(clip: float | None) -> None:
     loss, stats = value_loss(given, grid(old), grid(target), inputs.response_mask, total, clip)
     loss.backward()
 
-    def slow(rows: list[list[float]]) -> float:
+    def slow(rows):
         parts = [advantages_oracle.value_loss(v, o, g, clip) for v, o, g in zip(rows, old, target, strict=True)]
         return sum(map(sum, parts)) / total
 

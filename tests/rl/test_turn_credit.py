@@ -4,33 +4,28 @@ import dataclasses
 import math
 import random
 import statistics
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from tests.oracles import advantages as advantages_oracle
 from tests.oracles import rl as oracle
 from tests.oracles.advantages import group_norm, process
-from tests.rl.test_episodes import Scene, scene
+from tests.rl.test_episodes import scene
 from tests.train.batches import groups_of
 from verizero.pipeline.algorithms.base import load_algorithm
-from verizero.pipeline.config.rl import RlConfig, check_rl
-from verizero.pipeline.config.scoring import ScoringConfig
 from verizero.pipeline.rl.credit import AdvantageInputs, compute_advantages
 from verizero.pipeline.scoring.select import classify_group, select
 from verizero.pipeline.train.collate import collate, turn_table
-from verizero.pipeline.types import Group, ScoredRollout
 
 
-def turn_values(s: Scene) -> list[list[list[int]]]:
+def turn_values(s):
     """By episode, then turn: the indices of its tokens among the episode's."""
     return [[[t for t, k in enumerate(own) if k == turn] for turn in range(1 + max(own))] for own in s.turns]
 
 
-def rewards_of(s: Scene) -> list[list[float]]:
+def rewards_of(s):
     """By episode: the environment's rewards for the turns that it has, 0 where there is none."""
     table = s.inputs.turn_rewards.tolist()
     return [
@@ -38,11 +33,11 @@ def rewards_of(s: Scene) -> list[list[float]]:
     ]
 
 
-def outcomes(s: Scene) -> list[float]:
+def outcomes(s):
     return [float(s.inputs.rewards[own[-1][0]]) for own in s.places]
 
 
-def divisor(values: list[float], std: str) -> float:
+def divisor(values, std):
     """What the part of a turn is divided by; any number for equal returns, whose part is 0."""
     return statistics.stdev(values) + 1e-6 if std == "group" and len(set(values)) > 1 else 1.0
 
@@ -50,7 +45,7 @@ def divisor(values: list[float], std: str) -> float:
 @pytest.mark.parametrize("std", ["none", "group"])
 @pytest.mark.parametrize(("coef", "outcome", "gamma"), [(1.0, 1.0, 1.0), (0.5, 0.0, 0.9), (2.0, 0.3, 0.0)])
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_credit_of_turns_is_its_formula(seed: int, coef: float, outcome: float, gamma: float, std: str) -> None:
+def test_credit_of_turns_is_its_formula(seed, coef, outcome, gamma, std):
     s = scene(seed, turn_rewards=True)
     params = {"credit": "turns", "credit_coef": coef, "credit_outcome": outcome, "credit_gamma": gamma}
     params |= {"credit_std": std}
@@ -68,7 +63,7 @@ def test_credit_of_turns_is_its_formula(seed: int, coef: float, outcome: float, 
             assert own[t] == pytest.approx(wanted, rel=1e-12, abs=1e-12)
 
 
-def test_the_share_of_turns_with_a_reward_is_told() -> None:
+def test_the_share_of_turns_with_a_reward_is_told():
     s = scene(1, turn_rewards=True)
     table = [own[: 1 + max(t)] for own, t in zip(s.inputs.turn_rewards.tolist(), s.turns, strict=True)]
     known = [not math.isnan(r) for own in table for r in own]
@@ -78,7 +73,7 @@ def test_the_share_of_turns_with_a_reward_is_told() -> None:
 
 
 @pytest.mark.parametrize("kl", [0.0, 0.1])
-def test_gae_over_turns_is_its_definition(kl: float) -> None:
+def test_gae_over_turns_is_its_definition(kl):
     """A turn is one step: V at its first token, the rewards of all its tokens, one advantage for all of them."""
     s = scene(5, turn_rewards=True)
     numbers = {"gamma": 0.9, "lam": 0.7, "whiten": False}
@@ -100,7 +95,7 @@ def test_gae_over_turns_is_its_definition(kl: float) -> None:
                 assert s.lists(found.returns)[e][t] == pytest.approx(returns[k], rel=1e-10)
 
 
-def test_process_credit_of_episodes_without_rewards_of_turns_is_that_of_the_outcome() -> None:
+def test_process_credit_of_episodes_without_rewards_of_turns_is_that_of_the_outcome():
     x = scene(2, turn_rewards=True).inputs
     x = dataclasses.replace(x, turn_rewards=torch.full_like(x.turn_rewards, math.nan))
     found, wanted = (compute_advantages(load_algorithm(name)[1], x).advantages for name in ("grpo_process", "grpo"))
@@ -110,28 +105,28 @@ def test_process_credit_of_episodes_without_rewards_of_turns_is_that_of_the_outc
 Steps = tuple[tuple[int, float], ...]
 
 
-def random_steps(draw: random.Random, length: int) -> Steps:
+def random_steps(draw, length):
     """Up to four steps, some without a token of their own; the last one ends with the response."""
     ends = [*sorted(draw.choices(range(1, length + 1), k=draw.randint(0, 3))), length]
     return tuple((end, draw.choice([0.0, 1.0, 0.5, -2.0])) for end in ends)
 
 
-def stepped(seed: int, share: float = 0.8) -> list[Group]:
+def stepped(seed, share=0.8):
     """Groups in which that share of the responses has steps."""
     draw = random.Random(seed)
 
-    def with_steps(m: ScoredRollout) -> ScoredRollout:
+    def with_steps(m):
         has = m.reward is not None and draw.random() < share
         return replace(m, steps=random_steps(draw, m.rollout.num_sampled)) if has else m
 
     return [replace(g, members=tuple(map(with_steps, g.members))) for g in groups_of(seed=seed)]
 
 
-def rewarded(groups: Sequence[Group]) -> list[tuple[int, ScoredRollout]]:
+def rewarded(groups):
     return [(g, m) for g, group in enumerate(groups) for m in group.members if m.reward is not None]
 
 
-def inputs_of(groups: Sequence[Group]) -> AdvantageInputs:
+def inputs_of(groups):
     batch = collate(groups, 0)
     mask = batch.response_mask.double()
     return AdvantageInputs(
@@ -139,14 +134,14 @@ def inputs_of(groups: Sequence[Group]) -> AdvantageInputs:
     )
 
 
-def by_rows(advantages: Tensor, mask: Tensor) -> list[list[float]]:
+def by_rows(advantages, mask):
     assert bool((advantages[mask == 0] == 0).all())
     return [row[own > 0].tolist() for row, own in zip(advantages, mask, strict=True)]
 
 
 @pytest.mark.parametrize(("coef", "outcome"), [(1.0, 0.0), (0.5, 0.3)])
 @pytest.mark.parametrize("seed", range(4))
-def test_advantages_are_the_papers_formula(seed: int, coef: float, outcome: float) -> None:
+def test_advantages_are_the_papers_formula(seed, coef, outcome):
     groups = stepped(seed)
     parts = load_algorithm("grpo_process", {"credit_coef": coef, "credit_outcome": outcome})[1]
     inputs = inputs_of(groups)
@@ -167,7 +162,7 @@ def test_advantages_are_the_papers_formula(seed: int, coef: float, outcome: floa
         assert own == pytest.approx([outcome * of_response + coef * x for x in of_steps], rel=1e-11, abs=1e-11)
 
 
-def test_a_group_whose_steps_alone_differ_is_informative_for_credit_by_turn() -> None:
+def test_a_group_whose_steps_alone_differ_is_informative_for_credit_by_turn():
     (group,) = groups_of(num=1, size=2, lost=False)
     members = tuple(replace(m, reward=0.0, steps=((1, float(i)),)) for i, m in enumerate(group.members))
     group = replace(group, members=members)
@@ -175,18 +170,3 @@ def test_a_group_whose_steps_alone_differ_is_informative_for_credit_by_turn() ->
     assert select([group], "informative", by_turns=True)[1]["kept"] == 1
     flat = replace(group, members=tuple(replace(m, steps=((1, 0.0),)) for m in members))
     assert select([flat], "informative", by_turns=True)[1]["kept"] == 0
-
-
-def test_components_are_refused_where_only_steps_count() -> None:
-    components = ScoringConfig.model_validate({"components": [{"verifier": "length"}]})
-    rl = {
-        "algorithm": {"name": "grpo_process"},
-        "rounds": 1,
-        "steps_per_round": 1,
-        "prompts_per_step": 1,
-        "group_size": 2,
-    }
-    with pytest.raises(ValueError, match="components change the reward of the whole response"):
-        check_rl(RlConfig.model_validate(rl), components)
-    rl["algorithm"] = {"name": "grpo_process", "credit_outcome": 1}
-    check_rl(RlConfig.model_validate(rl), components)

@@ -1,16 +1,13 @@
 """Every objective worth testing: all presets, and combinations for what no preset turns on."""
 
-from typing import Any
-
 from verizero.pipeline import registry
 from verizero.pipeline.algorithms.base import load_algorithm
-from verizero.pipeline.rl.parts import Parts
 
 LONGEST = 9
 
-_CUSTOM: dict[str, Any] = {"advantage": "group_norm", "ratio": "token", "surrogate": "clip", "aggregate": "token_mean"}
+_CUSTOM = {"advantage": "group_norm", "ratio": "token", "surrogate": "clip", "aggregate": "token_mean"}
 _ICEPOP = {"mismatch_level": "token", "mismatch_action": "mask", "mismatch_floor": 0.8, "mismatch_cap": 1.25}
-COMBINATIONS: dict[str, tuple[str, dict[str, Any]]] = {
+COMBINATIONS = {
     "dual_clip": ("custom", {**_CUSTOM, "surrogate": {"name": "dual_clip", "dual": 1.4}}),
     "two_sided": ("custom", {**_CUSTOM, "surrogate": {"name": "two_sided", "delta": 1.4}}),
     "cispo_low": ("cispo", {"clip_low": 0.2, "clip_high": 0.3}),
@@ -77,7 +74,7 @@ COMBINATIONS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def variants() -> dict[str, Parts]:
+def variants():
     """Parts by name, lengths resolved."""
     presets = {name: (name, {}) for name in registry.names("algorithms") if name != "custom"}
     return {
@@ -86,7 +83,7 @@ def variants() -> dict[str, Parts]:
     }
 
 
-def rows_like(parts: Parts) -> dict[str, bool]:
+def rows_like(parts):
     """The kind of random rows that reach every branch of the parts, as arguments of `random_rows`."""
     stale = parts.params.mismatch_level == "token" or bool(parts.params.criteria)
     return {"per_token": parts.token_advantage, "stale": stale}

@@ -4,12 +4,8 @@ import json
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from typing import Any
 
 from tests.processes import PATIENCE_S
-from verizero.pipeline.config.rollout import VllmConfig
-from verizero.pipeline.rollout.engine_model import EngineModel
 from verizero.pipeline.rollout.server_client import ServerSetup
 from verizero.pipeline.rollout.server_pool import ServerPool
 from verizero.pipeline.rollout.servers.vllm_server import servers
@@ -28,12 +24,10 @@ class Posted:
         """Do nothing."""
 
 
-def pool_of(
-    policy: EngineModel, config: VllmConfig, folder: Path, peers: Any = None, channel: type[Posted] | None = None
-) -> ServerPool:
+def pool_of(policy, config, folder, peers=None, channel=None):
     """An engine over the config's servers, as a run makes it, or with another channel for weights."""
     setup = ServerSetup(policy, 64, folder, "rollout.vllm")
-    client: Any = servers(config, setup)
+    client = servers(config, setup)
     if channel is not None:
         client._channel = channel
     return ServerPool(client, setup, peers)
@@ -63,9 +57,9 @@ class FakeServer:
         self.num_asked = 0
         self.version = "default"
         self.num_updates = 0
-        self.posted: list[tuple[str, Any]] = []
+        self.posted = []
         """Paths and bodies of all that was posted but prompts."""
-        self.seeds: list[int] = []
+        self.seeds = []
         """Of the prompts that were answered."""
         self.is_open = threading.Event()
         self.hung = threading.Event()

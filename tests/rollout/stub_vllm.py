@@ -2,10 +2,8 @@
 
 from importlib.util import find_spec
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-import torch
 
 needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: make install-engines")
 """Files of tests with the real vLLM import it when they need it: all processes of the tests collect all files."""
@@ -15,10 +13,10 @@ class StubVllm:
     """vLLM on GPUs, as far as an engine calls it."""
 
     def __init__(self):
-        self.arguments: dict[str, Any] = {}
-        self.environment: dict[str, str | None] = {}
-        self.calls: list[Any] = []
-        self.weights: dict[str, torch.Tensor] | None = None
+        self.arguments = {}
+        self.environment = {}
+        self.calls = []
+        self.weights = None
 
     def on_cpu(self):
         return False
@@ -55,8 +53,8 @@ class StubLlm:
         self.stub, self.llm_engine = stub, self
         self.model_config = SimpleNamespace(max_model_len=64)
         self.version = "default"
-        self.asleep: set[str] = set()
-        self.asked: list[tuple[str, Any]] = []
+        self.asleep = set()
+        self.asked = []
 
     def sleep(self, level):
         self.stub.calls.append(("sleep", level))

@@ -1,7 +1,6 @@
 """Prompts to rollouts: the seed of each response is made of what it is, and each is told of in its place."""
 
 from array import array
-from collections.abc import Sequence
 
 import pytest
 
@@ -9,7 +8,7 @@ from tests.scripted_engine import ScriptedEngine
 from verizero.pipeline.errors import EngineError
 from verizero.pipeline.rollout.engine import Ended, Sampling
 from verizero.pipeline.rollout.generate import Generation, generate_rollouts
-from verizero.pipeline.types import Prompt, Rollout
+from verizero.pipeline.types import Prompt
 
 EOS = 1
 
@@ -24,14 +23,12 @@ class Letters:
         return "".join(chr(i) for i in ids if i != EOS)
 
 
-def answer(prompt_ids: tuple[int, ...], seed: int) -> list[int]:
+def answer(prompt_ids, seed):
     """Digits of the seed; the end token unless it is even."""
     return [*map(ord, str(seed)[:4]), *([EOS] if seed % 2 else [48] * 40)]
 
 
-def gather(
-    ids: Sequence[str], samples: int = 3, seed: int = 0, stream: tuple[str | int, ...] = ("rl", 4)
-) -> list[Rollout]:
+def gather(ids, samples=3, seed=0, stream=("rl", 4)):
     engine = ScriptedEngine(answer, EOS)
     engine.publish(7)
     prompts = [Prompt(i, f"{i}?", "exact", "x") for i in ids]

@@ -111,17 +111,6 @@ def test_greedy_takes_the_most_likely_whatever_the_number():
     assert logprobs == pytest.approx([math.log(softmax(logits, 1.0)[1])] * 3, abs=1e-6)
 
 
-def test_a_row_draws_as_it_does_alone():
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(50, 31, generator=generator) * 3
-    numbers = torch.rand(50, generator=generator, dtype=torch.float64)
-    for sampling in (Sampling(1), Sampling(1, 0.7, 0.9), Sampling(1, 1.2, 0.95, 5), Sampling(1, 0.0)):
-        tokens, logprobs = pick(logits, numbers, sampling)
-        for i in range(50):
-            token, logprob = pick(logits[i : i + 1], numbers[i : i + 1], sampling)
-            assert (token.item(), logprob.item()) == (tokens[i].item(), logprobs[i].item())
-
-
 def test_ties_with_the_kth_token_stay():
     """The place in the vocabulary must not decide which of two equal tokens is dropped."""
     out = cut_off(torch.tensor([[1.0, 2.0, 1.0, 0.0]]), 2, 1.0)

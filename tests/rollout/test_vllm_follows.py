@@ -2,8 +2,6 @@
 
 import os
 import signal
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +14,7 @@ from tests.warm import VLLM, warm
 from verizero.pipeline.config.rollout import VllmConfig
 from verizero.pipeline.errors import ConfigError, EngineError
 from verizero.pipeline.models.lora import Adapted
-from verizero.pipeline.rollout.engine import Completion, Request, Sampling
+from verizero.pipeline.rollout.engine import Request, Sampling
 from verizero.pipeline.rollout.engine_model import EngineModel
 from verizero.pipeline.rollout.vllm_arguments import adapter_arguments
 from verizero.pipeline.rollout.vllm_engine import VllmEngine
@@ -36,7 +34,7 @@ class Pair:
 
 
 @torch.no_grad()
-def moved(model: Any, seed: int) -> None:
+def moved(model, seed):
     """Draw other adapters."""
     generator = torch.Generator().manual_seed(seed)
     for p in model.parameters():
@@ -98,12 +96,12 @@ SERVED = [Request((3, 4), tuple(range(100, 110))), Request((8,), tuple(range(7, 
 GREEDY = Sampling(20, temperature=0)
 
 
-def tokens_of(answers: list[list[Completion]]) -> list[list[tuple[int, ...]]]:
+def tokens_of(answers):
     """Return the tokens of responses, whose log-probs differ in rounding with what a server computes in one step."""
     return [[one.token_ids for one in of_prompt] for of_prompt in answers]
 
 
-def follow_adapters(folder: Path) -> None:
+def follow_adapters(folder):
     """Assert that a real server has the trainer's base and last adapters after each publish."""
     model = build("qwen2", {"hidden_size": 128, "tie_word_embeddings": True})
     adapted = Adapted(model, 4, 8.0, (), 5, quantize_on="cpu")
@@ -132,7 +130,7 @@ def follow_adapters(folder: Path) -> None:
         engine.close()
 
 
-def follow(folder: Path) -> None:
+def follow(folder):
     """Assert that a real server answers as the trainer after each publish, also after one that was broken off."""
     model = build("qwen2", {"hidden_size": 128, "tie_word_embeddings": True})
     engine = pool_of(EngineModel.of(model, (1, 5)), VllmConfig(kv_cache_gib=0.1, bucket_mib=1), folder)

@@ -42,9 +42,6 @@ ARGUMENTS = ("dtype", "gpu_memory_utilization", "max_model_len", "max_num_seqs",
 TABLE = [
     # ranks, backend, model, model.dtype, changes of rollout.vllm -> the arguments above
     (1, "torch", "qwen2", "float32", {}, ("float32", 0.4, 40, 16, 1, 0, True, False, None)),
-    (1, "torch", "qwen2", "bfloat16", {}, ("bfloat16", 0.4, 40, 16, 1, 0, True, False, None)),
-    (1, "fsdp", "qwen2", "float32", {}, ("float32", 0.4, 40, 16, 1, 0, True, False, None)),
-    (1, "fsdp", "qwen2", "bfloat16", {}, ("bfloat16", 0.4, 40, 16, 1, 0, True, False, None)),
     (1, "fsdp", "qwen3_moe", "bfloat16", {}, ("bfloat16", 0.4, 40, 16, 1, 0, True, False, None)),
     (1, "deepspeed", "qwen2", "bfloat16", {}, ("bfloat16", 0.4, 40, 16, 1, 0, True, False, None)),
     (2, "torch", "qwen3_moe", "bfloat16", {}, ("bfloat16", 0.4, 40, 16, 1, 0, True, False, "external_launcher")),

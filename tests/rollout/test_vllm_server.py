@@ -2,13 +2,11 @@
 
 import re
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -16,9 +14,8 @@ from tests.models.families import build
 from tests.rollout.fake_server import FakeServer, Posted, pool_of
 from verizero.pipeline.config.rollout import VllmConfig
 from verizero.pipeline.errors import EngineError
-from verizero.pipeline.rollout.engine import Ended, Request, Sampling
+from verizero.pipeline.rollout.engine import Request, Sampling
 from verizero.pipeline.rollout.engine_model import EngineModel
-from verizero.pipeline.rollout.server_pool import ServerPool
 from verizero.pipeline.rollout.vllm_arguments import flags
 
 REQUESTS = [Request((3, 4), tuple(range(100, 130))), Request((8,), tuple(range(7, 27)))]
@@ -26,7 +23,7 @@ NOWHERE = Path("/nowhere")
 """Of logs of servers that a run starts itself."""
 
 
-def engine_of(*fakes: FakeServer, peers: Any = None, **options: Any) -> ServerPool:
+def engine_of(*fakes, peers=None, **options):
     config = VllmConfig(urls=tuple(f.url for f in fakes), **{"request_timeout_s": 120, "concurrency": 4, **options})
     policy = EngineModel.of(build("qwen2", {}), (1, 5))
     engine = pool_of(policy, config, NOWHERE, peers, None if "transfer" in options else Posted)
@@ -40,9 +37,9 @@ def stack():
         yield all_of
 
 
-def check_answers(engine: ServerPool) -> None:
+def check_answers(engine):
     """Each response is the one of its own seed, from any server."""
-    heard: list[Ended] = []
+    heard = []
     answers = engine.generate(REQUESTS, Sampling(9), heard.extend)
     ended = {(e.request, e.sample): e.token_ids for e in heard}
     assert ended == {(i, j): c.token_ids for i, some in enumerate(answers) for j, c in enumerate(some)}
@@ -122,7 +119,7 @@ def test_a_server_that_was_started_again_is_asked_no_more_before_it_has_the_weig
     again, good = stack.enter_context(FakeServer()), stack.enter_context(FakeServer())
     engine, with_base = engine_of(again, good), list[bool]()
     published = engine.setup.policy.published
-    policy: Any = SimpleNamespace(published=lambda base: with_base.append(base) or published(base))
+    policy = SimpleNamespace(published=lambda base: with_base.append(base) or published(base))
     engine.setup = replace(engine.setup, policy=policy)
     again.start_again()
     check_answers(engine)
@@ -163,7 +160,7 @@ class Rank:
         return found
 
 
-def by_ranks(work: Callable[[Rank], Any], size: int = 2) -> list[Any]:
+def by_ranks(work, size=2):
     """What each rank's work returns or raises."""
     said, meeting = [None] * size, threading.Barrier(size)
     with ThreadPoolExecutor(size) as pool:
@@ -229,7 +226,7 @@ def test_the_last_servers_loss_ends_the_run_with_its_reason(stack):
         engine.generate(REQUESTS, Sampling(9))
 
 
-def wrong(*asked: Any) -> Any:
+def wrong(*asked):
     raise TypeError("a mistake in the client")
 
 

@@ -1,28 +1,25 @@
 """Callbacks: what they are given, what they may return, and what is refused before and during a run."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from tests.loop.scripted import group_of
 from verizero.pipeline.errors import ConfigError, RunError, Stopped
 from verizero.pipeline.report.row_types import EvaluationRow, StepRow
-from verizero.pipeline.run.callbacks import STOP, Callbacks, Event, load_callbacks
+from verizero.pipeline.run.callbacks import STOP, load_callbacks
 from verizero.pipeline.train.ranks import ALONE
 
 ROW = StepRow(stage="rl", stage_kind="rl", round=2, step=7, metrics={"loss": 0.5}, time={})
 
 
-def called(*functions: Any) -> Callbacks:
+def called(*functions):
     return load_callbacks((), None, functions)
 
 
-def test_an_event_has_the_row_and_its_groups_while_the_callback_runs() -> None:
-    events: list[Event] = []
-    read: list[Any] = []
+def test_an_event_has_the_row_and_its_groups_while_the_callback_runs():
+    events = []
+    read = []
 
-    def watch(event: Event) -> None:
+    def watch(event):
         events.append(event)
         read.extend(event.groups)
 
@@ -40,8 +37,8 @@ def test_an_event_has_the_row_and_its_groups_while_the_callback_runs() -> None:
         step.groups  # noqa: B018
 
 
-def test_stop_is_remembered_and_the_other_callbacks_are_called_too() -> None:
-    steps: list[int] = []
+def test_stop_is_remembered_and_the_other_callbacks_are_called_too():
+    steps = []
     callbacks = called(lambda event: STOP, lambda event: steps.append(event.step))
     callbacks.raise_if_stopped()
     callbacks.call(ALONE, ROW)
@@ -50,7 +47,7 @@ def test_stop_is_remembered_and_the_other_callbacks_are_called_too() -> None:
         callbacks.raise_if_stopped()
 
 
-def test_what_raises_or_answers_wrongly_ends_the_run_with_its_line(tmp_path: Path) -> None:
+def test_what_raises_or_answers_wrongly_ends_the_run_with_its_line(tmp_path):
     file = tmp_path / "watch.py"
     file.write_text("def on_step(event):\n    x = 1\n    raise ValueError('too bad')\n")
     with pytest.raises(RunError) as failed:
@@ -60,7 +57,7 @@ def test_what_raises_or_answers_wrongly_ends_the_run_with_its_line(tmp_path: Pat
         called(lambda event: True).call(ALONE, ROW)
 
 
-async def later(event: Event) -> None:
+async def later(event):
     """Do nothing."""
 
 
@@ -75,7 +72,7 @@ async def later(event: Event) -> None:
         (later, "is async, and nothing awaits it"),
     ],
 )
-def test_what_cannot_be_called_is_refused_before_training(callback: Any, error: str, tmp_path: Path) -> None:
+def test_what_cannot_be_called_is_refused_before_training(callback, error, tmp_path):
     (tmp_path / "there.py").write_text("number = 3\n")
     paths, given = ([callback], []) if isinstance(callback, str) else ([], [callback])
     with pytest.raises(ConfigError, match=error):

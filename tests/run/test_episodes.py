@@ -1,8 +1,5 @@
 """Environments in recipes, what they change and leave; and limits that count episodes."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from tests.stages.tiny import tiny
@@ -21,7 +18,7 @@ from verizero.pipeline.types import Prompt
 NUMBERS = {"generator": {"name": "guess", "params": {"high": 6, "num_demonstrations": 20}}}
 
 
-def games(environment: Any = None, **changes: Any) -> Any:
+def games(environment=None, **changes):
     source = NUMBERS if environment is None else {**NUMBERS, "environment": environment}
     tree = {
         "data": {"train": [source], "evaluation": []},
@@ -35,12 +32,12 @@ def games(environment: Any = None, **changes: Any) -> Any:
     return tiny(tree)
 
 
-def prints(config: Any, folder: Path) -> list[str]:
+def prints(config, folder):
     data = prepare_data(config, build_tokenizer(config), context_of(config), folder, folder)
     return [f.fingerprint for f in fingerprints(config, data, folder)]
 
 
-def test_an_unknown_environment_and_a_place_are_refused_by_name() -> None:
+def test_an_unknown_environment_and_a_place_are_refused_by_name():
     for choice, said in (
         ({"name": "gues"}, "no environment is called 'gues'"),
         ({"name": "guess", "place": "x"}, "place"),
@@ -49,20 +46,20 @@ def test_an_unknown_environment_and_a_place_are_refused_by_name() -> None:
             games(choice)
 
 
-def test_other_parameters_and_limits_change_the_stages(tmp_path: Path) -> None:
+def test_other_parameters_and_limits_change_the_stages(tmp_path):
     plain = prints(games("guess"), tmp_path)
     assert prints(games({"name": "guess"}), tmp_path) == plain
     assert prints(games({"name": "guess", "params": {"tries": 3}}), tmp_path) != plain
     assert prints(games("guess", episodes={"max_tokens": 9}), tmp_path) != plain
 
 
-def test_algorithms_hold_episodes_against_their_own_limit() -> None:
+def test_algorithms_hold_episodes_against_their_own_limit():
     norm = {"name": "dr_grpo"}
     one, episodes = (games("guess", rl={"algorithm": norm}, episodes={"max_tokens": n}) for n in (None, 20))
     assert [resolve_parts(c).norm_length for c in (one, episodes)] == [8, 20]
 
 
-def test_a_budget_counts_whole_episodes() -> None:
+def test_a_budget_counts_whole_episodes():
     config = games("guess", episodes={"max_turns": 3})
     assert max_group_tokens(config, config.rl, greedy=True) == 3 * 24
     assert max_group_tokens(config, config.rl, greedy=True, are_played=False) == 3 * 8
@@ -70,13 +67,13 @@ def test_a_budget_counts_whole_episodes() -> None:
         games("guess", rl={"max_tokens": 95, "prompts_per_step": 2, "group_size": 2}, episodes={"max_turns": 3})
 
 
-def test_a_rank_is_not_ended_before_an_episode() -> None:
+def test_a_rank_is_not_ended_before_an_episode():
     with pytest.raises(Exception, match=r"episodes\.wall_s=50 and launch\.phase_timeout_s=50: a rank that waits"):
         games("guess", episodes={"wall_s": 50}, launch={"kind": "torchrun", "phase_timeout_s": 50})
     games("guess", episodes={"wall_s": 49}, launch={"kind": "torchrun", "phase_timeout_s": 50})
 
 
-def test_a_plan_counts_episodes_and_the_prefill_of_their_turns() -> None:
+def test_a_plan_counts_episodes_and_the_prefill_of_their_turns():
     config = games("guess", episodes={"max_turns": 4})
     lines = plan_lines(plan(config, 8, "h100"))
     assert "an episode of 4 turns and at most 32 sampled tokens (episodes.max_turns x rollout.max_resp" in lines[1]
@@ -91,7 +88,7 @@ def test_a_plan_counts_episodes_and_the_prefill_of_their_turns() -> None:
     assert decoding(again) - decoding(once) == pytest.approx(more)
 
 
-def test_a_word_of_a_command_may_be_longer_than_the_name_of_a_file(tmp_path: Path) -> None:
+def test_a_word_of_a_command_may_be_longer_than_the_name_of_a_file(tmp_path):
     long = {"name": "agent", "params": {"command": ["python", "-c", "print(1)\n" * 600]}}
     config = games(long)
     ((key, choice),) = config.data.environments.items()

@@ -4,7 +4,6 @@ import hashlib
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -19,14 +18,14 @@ from verizero.pipeline.run.choose_checkpoint import STAGES_FILE, differences, ha
 from verizero.pipeline.types import Call, Message, Prompt
 
 
-def plain_hash(rows: list[Any]) -> str:
+def plain_hash(rows):
     """The hash of rows that are copied field by field."""
     trees = [row if isinstance(row, str) else asdict(row) for row in rows]
     text = "".join(json.dumps(tree, sort_keys=True, default=str) + "\n" for tree in trees)
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
-def test_rows_of_each_kind_have_the_hash_of_their_copied_fields() -> None:
+def test_rows_of_each_kind_have_the_hash_of_their_copied_fields():
     shown = (Message("assistant", "", (Call("0", "add", {"a": 1}),)), Message("tool", "é", answers="0", name="add"))
     nested = {"x": [1, {"b": None}], "y": {"z": (1, Path("p"))}}
     prompts = [Prompt("a", "1+1=", "math", "2"), Prompt("b", "?", "environment", nested, "games", shown, "s", "guess")]
@@ -37,7 +36,7 @@ def test_rows_of_each_kind_have_the_hash_of_their_copied_fields() -> None:
     assert len({hash_rows([row]) for row in rows}) == len(rows)
 
 
-def test_fields_are_those_that_decide_the_stage() -> None:
+def test_fields_are_those_that_decide_the_stage():
     base = {s: recipe_fields(short().of_stage(s)) for s in ("sft", "rl")}
     for override, of_sft, of_rl in (
         ("sft.steps=21", True, False),
@@ -60,7 +59,7 @@ def test_fields_are_those_that_decide_the_stage() -> None:
         assert differ == [of_sft, of_rl], override
 
 
-def test_a_record_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_a_record_that_cannot_be_read_is_named(tmp_path):
     assert read_stages_file(tmp_path) == []
     (tmp_path / STAGES_FILE).write_text('{"stages": [{"name": 3}]}')
     with pytest.raises(RunError, match=r"stages\.json"):
@@ -71,7 +70,7 @@ SERVERS = {"rollout": {"engine": "vllm_server", "vllm": {"urls": ["http://a:1"]}
 TEACHER = {"stages": ["sample"], "sample": {"endpoint": {"url": "http://a/v1", "model": "teacher"}}}
 LAST = {"name": "last", "kind": "sft", "with": {"steps": 4}}
 FROM = {"stages": ["sft", {**LAST, "from": "sft"}]}
-CHANGES: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
+CHANGES = [
     ({}, {"sandbox": {"min_level": 1, "workers": 3, "url": "http://a", "token_env": "T"}}, []),
     ({}, {"train": {"deterministic": False}}, ["train.deterministic was True, is False"]),
     ({}, {"sandbox": {"cpu_s": 1}}, ["sandbox.cpu_s was None, is 1.0"]),
@@ -86,14 +85,12 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
 
 
 @pytest.mark.parametrize(("before", "change", "differing"), CHANGES, ids=str)
-def test_a_change_counts_if_the_last_stage_depends_on_it(
-    before: dict[str, Any], change: dict[str, Any], differing: list[str]
-) -> None:
+def test_a_change_counts_if_the_last_stage_depends_on_it(before, change, differing):
     configs = tiny(before), tiny(merge(before, change))
     first, second = (recipe_fields(c.of_stage(c.stage_names[-1])) for c in configs)
     assert differences(first, second) == differing
 
 
-def test_the_policy_that_a_stage_starts_with_is_written_into_the_recipe() -> None:
+def test_the_policy_that_a_stage_starts_with_is_written_into_the_recipe():
     config = tiny(FROM)
     assert parse(yaml.safe_load(dump(config))) == config

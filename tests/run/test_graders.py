@@ -19,9 +19,7 @@ from verizero.pipeline.run.graders import overlaps_grading, usable_cores
         (False, 8, "meta", False),
     ],
 )
-def test_without_a_word_it_takes_no_core_from_decoding(
-    monkeypatch: pytest.MonkeyPatch, asked: bool | None, cores: int, device: str, wanted: bool
-) -> None:
+def test_without_a_word_it_takes_no_core_from_decoding(monkeypatch, asked, cores, device, wanted):
     """Decoding has one thread here; "meta" stands for a device of its own."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
@@ -29,7 +27,7 @@ def test_without_a_word_it_takes_no_core_from_decoding(
     assert overlaps_grading(config, torch.device(device)) is wanted
 
 
-def test_cores_are_counted_where_the_system_does_not_say_which_are_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cores_are_counted_where_the_system_does_not_say_which_are_ours(monkeypatch):
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
     assert usable_cores() == 6

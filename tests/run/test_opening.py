@@ -1,8 +1,6 @@
 """The checkpoint that a run continues from, and what becomes of those that it cannot use."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -15,11 +13,11 @@ from verizero.pipeline.train.checkpoint import MANIFEST, save
 LINE = b'{"kind":"step"}\n'
 
 
-def run_with(folder: Path, *serials: int) -> Path:
+def run_with(folder, *serials):
     """A run with these checkpoints, each after as many lines as its number, and one line after the last."""
     for serial in serials:
 
-        def write(into: Path, serial: int = serial) -> None:
+        def write(into, serial=serial):
             state = RunState(store=StoreMark({"metrics.jsonl": serial * len(LINE), "rollouts.jsonl": 0}))
             (into / "state.json").write_text(json.dumps(state.to_json()))
 
@@ -30,24 +28,22 @@ def run_with(folder: Path, *serials: int) -> Path:
     return folder
 
 
-def other_format(path: Path) -> None:
+def other_format(path):
     manifest = json.loads((path / MANIFEST).read_text())
     (path / MANIFEST).write_text(json.dumps(manifest | {"format": 2}))
 
 
-def torn(path: Path) -> None:
+def torn(path):
     (path / "state.json").write_bytes(b"")
 
 
-def files(folder: Path) -> dict[str, bytes]:
+def files(folder):
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 @pytest.mark.parametrize("spoil", [other_format, torn])
 @pytest.mark.parametrize("resume", ["auto", "must", "never"])
-def test_a_run_without_a_usable_checkpoint_stops_and_nothing_of_it_changes(
-    spoil: Callable[[Path], None], resume: str, tmp_path: Path
-) -> None:
+def test_a_run_without_a_usable_checkpoint_stops_and_nothing_of_it_changes(spoil, resume, tmp_path):
     folder = run_with(tmp_path / "run", 1, 2)
     for path in (folder / "checkpoints").iterdir():
         spoil(path)
@@ -57,7 +53,7 @@ def test_a_run_without_a_usable_checkpoint_stops_and_nothing_of_it_changes(
     assert files(folder) == before
 
 
-def test_after_damage_the_older_one_is_used_and_what_came_after_it_is_kept(tmp_path: Path) -> None:
+def test_after_damage_the_older_one_is_used_and_what_came_after_it_is_kept(tmp_path):
     folder, heard = run_with(tmp_path / "run", 1, 2, 3), Heard()
     torn(folder / "checkpoints" / "00000003")
     assert choose_checkpoint(folder, "auto", heard, []) == folder / "checkpoints" / "00000002"
@@ -74,7 +70,7 @@ def test_after_damage_the_older_one_is_used_and_what_came_after_it_is_kept(tmp_p
     assert choose_checkpoint(folder, "auto", Heard(), []) == folder / "checkpoints" / "00000002"
 
 
-def test_lines_without_any_checkpoint_are_kept(tmp_path: Path) -> None:
+def test_lines_without_any_checkpoint_are_kept(tmp_path):
     """who deletes checkpoints to have room, or tries again before the first one, loses no line."""
     folder, heard = run_with(tmp_path / "run"), Heard()
     assert choose_checkpoint(folder, "auto", heard, []) is None
@@ -84,7 +80,7 @@ def test_lines_without_any_checkpoint_are_kept(tmp_path: Path) -> None:
     assert "starts from the beginning; what an earlier try wrote is kept in" in said
 
 
-def test_a_new_run_says_nothing(tmp_path: Path) -> None:
+def test_a_new_run_says_nothing(tmp_path):
     heard = Heard()
     assert choose_checkpoint(tmp_path / "run", "auto", heard, []) is None
     assert heard.lines == []
@@ -92,7 +88,7 @@ def test_a_new_run_says_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("state", [{"stage": 3}, {"stage": {}, "made_up": 1}, {"stage": {"carried": [{}]}}, []])
-def test_a_state_of_another_version_stops_the_run(state: object, tmp_path: Path) -> None:
+def test_a_state_of_another_version_stops_the_run(state, tmp_path):
     (tmp_path / "state.json").write_text(json.dumps(state))
     with pytest.raises(CheckpointError, match="written by another version of verizero"):
         read_state(tmp_path)

@@ -2,7 +2,6 @@
 
 import json
 import threading
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -16,7 +15,7 @@ from verizero.pipeline.rollout.generate import Generation, ResponseKind
 from verizero.pipeline.run.rollouts import AheadSource, share_of
 from verizero.pipeline.run.state import InFlightBatch, RunState
 from verizero.pipeline.train.ranks import Ranks
-from verizero.pipeline.types import Prompt, Rollout
+from verizero.pipeline.types import Prompt
 
 
 class Side(Ranks):
@@ -24,21 +23,21 @@ class Side(Ranks):
 
     said: ClassVar[list[Any]] = []
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value):
         return [value, *self.said]
 
 
-def test_the_batches_in_flight_of_two_ranks_are_resumed_by_any_number(tmp_path: Path) -> None:
+def test_the_batches_in_flight_of_two_ranks_are_resumed_by_any_number(tmp_path):
     with session_of(tmp_path, rollout={"max_staleness": 1}) as session:
         prompts = [*session.run.data.train[:5], session.run.data.train[0]]
         engine, renderer = session.workers.rollouts.engine, session.run.data.renderer
         engine.publish(0)
         kinds = [ResponseKind("rl", 3, Sampling(30)), ResponseKind("rl greedy", 1, Sampling(30, temperature=0))]
 
-        def source_of(ranks: Ranks) -> AheadSource:
+        def source_of(ranks):
             return AheadSource(Generation(engine, renderer, 3), ranks)
 
-        def complete(source: AheadSource) -> list[Rollout]:
+        def complete(source):
             rollouts = source.generate((), kinds, (0, 0), None)
             source._thread.shutdown()
             return rollouts
@@ -70,16 +69,14 @@ def test_the_batches_in_flight_of_two_ranks_are_resumed_by_any_number(tmp_path: 
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_thread_computes_on_its_ranks_gpu_after_the_trainer_and_is_waited_for(
-    fails: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[tuple[str, torch.device | None, bool]] = []
+def test_the_thread_computes_on_its_ranks_gpu_after_the_trainer_and_is_waited_for(fails, monkeypatch):
+    calls = []
     trainer = threading.get_ident()
 
-    def note(what: str, device: torch.device | None = None) -> None:
+    def note(what, device=None):
         calls.append((what, device, threading.get_ident() == trainer))
 
-    def work() -> None:
+    def work():
         note("work")
         if fails:
             raise ValueError("no")
@@ -97,21 +94,21 @@ def test_the_thread_computes_on_its_ranks_gpu_after_the_trainer_and_is_waited_fo
 class Resting(ScriptedEngine):
     """An engine that notes in which thread it wakes."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(answer, EOS)
         self.asleep, self.woken_by = False, list[int]()
 
-    def rest(self) -> None:
+    def rest(self):
         self.asleep = True
 
-    def generate(self, *arguments: Any, **named: Any) -> Any:
+    def generate(self, *arguments, **named):
         if self.asleep:
             self.asleep = False
             self.woken_by.append(threading.get_ident())
         return super().generate(*arguments, **named)
 
 
-def test_an_engine_that_rests_is_woken_before_the_policy_trains_on() -> None:
+def test_an_engine_that_rests_is_woken_before_the_policy_trains_on():
     """vLLM wakes with the policy's weights, which the generating thread would read while they change."""
     engine = Resting()
     engine.publish(0)

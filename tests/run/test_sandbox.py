@@ -1,10 +1,7 @@
 """The sandbox in a whole run: opened before the policy is built, written down without its token, closed at the end."""
 
 import json
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,7 +10,6 @@ from tests.stages.tiny import tiny
 from verizero.pipeline.errors import IsolationError
 from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.run.opening import open_run
-from verizero.pipeline.run.session import Session
 from verizero.sandbox.settings import SandboxSettings, current
 
 pytestmark = pytest.mark.usefixtures("default_sandbox")
@@ -21,7 +17,7 @@ CODE = [{"id": i, "question": f"{i}?", "answer": {"tests": [{"input": "", "outpu
 
 
 @contextmanager
-def session_of(folder: Path, rows: list[Any], source: dict[str, Any], **settings: Any) -> Iterator[Session]:
+def session_of(folder, rows, source, **settings):
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = {"train": [{"file": "rows.jsonl", "verifier": "code", **source}], "evaluation": []}
     config = tiny({"stages": ["rl"], "sft": None, "data": data, "sandbox": settings})
@@ -30,7 +26,7 @@ def session_of(folder: Path, rows: list[Any], source: dict[str, Any], **settings
 
 
 @pytest.mark.run
-def test_a_run_writes_down_its_isolation_but_not_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_writes_down_its_isolation_but_not_the_token(tmp_path, monkeypatch):
     monkeypatch.setenv("MINE", "secret")
     with session_of(tmp_path, CODE, {}, workers=1, cpu_s=0.5, token_env="MINE") as session:
         assert getattr(session.workers.graders.scorer.graders["code"], "params").limits().cpu_s == 0.5  # noqa: B009
@@ -46,9 +42,7 @@ ENVIRONMENT = {"id": 0, "question": "f", "answer": {"fn": "f", "tests": [{"args"
 @pytest.mark.parametrize(
     ("rows", "source"), [(CODE, {}), ([ENVIRONMENT], {"verifier": "environment", "environment": "repair"})]
 )
-def test_below_its_level_a_run_is_refused_before_a_policy_is_built(
-    rows: list[Any], source: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_below_its_level_a_run_is_refused_before_a_policy_is_built(rows, source, tmp_path, monkeypatch):
     low_walls(monkeypatch)
     monkeypatch.setattr("verizero.pipeline.run.opening.load_policy", lambda *_: pytest.fail("too late"))
     with pytest.raises(IsolationError), session_of(tmp_path, rows, source, workers=1):

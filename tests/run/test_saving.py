@@ -1,7 +1,5 @@
 """What a run writes down: the folder of its recipe."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.stages.tiny import tiny
@@ -10,7 +8,7 @@ from verizero.pipeline.errors import RunError
 from verizero.pipeline.run.saving import recipe_folder, recipe_of_run, write_origin
 
 
-def test_a_recipes_folder_is_found_again_or_the_file_is_named(tmp_path: Path) -> None:
+def test_a_recipes_folder_is_found_again_or_the_file_is_named(tmp_path):
     run, recipes = tmp_path / "run", tmp_path / "recipes"
     run.mkdir()
     recipes.mkdir()

@@ -1,7 +1,6 @@
 """What a teacher reads: a right response of the group and the verifier's message. The policy reads none of it."""
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -10,22 +9,21 @@ from verizero.pipeline.config.template import Template
 from verizero.pipeline.data.render import Renderer
 from verizero.pipeline.data.tokenizer import character_tokenizer
 from verizero.pipeline.run.teachers import distill_rows, message_of
-from verizero.pipeline.train.distillation import DistillRow
 from verizero.pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
 
 TOKENIZER = character_tokenizer("0123456789+-*=()<>/, .\nabcdefghijklmnopqrstuvwxyz\\{}:?|")
 RENDERER = Renderer(TOKENIZER, Template(name="plain"))
-RUN: Any = SimpleNamespace(tokenizer=TOKENIZER, data=SimpleNamespace(renderer=RENDERER))
+RUN = SimpleNamespace(tokenizer=TOKENIZER, data=SimpleNamespace(renderer=RENDERER))
 QUESTION = Prompt("p", "1+1={right}?", "math", "2")
 SHORT = FeedbackConfig(template="{question}{right}{message}", right="\nright: {right}", message="\nfound: {message}")
 WRONG = Verdict("graded", 0.0, "wrong number: 3 is not 2")
 RIGHT = Verdict("graded", 1.0, "equal")
 
 
-def group_of(*members: tuple[str, Verdict], version: int = 0) -> Group:
+def group_of(*members, version=0):
     prompt_ids = RENDERER.prompt_ids(QUESTION)
 
-    def member(i: int, text: str, verdict: Verdict) -> ScoredRollout:
+    def member(i, text, verdict):
         ids = RENDERER.text_ids(text)
         rollout = Rollout("p", i, prompt_ids, ids, (-0.5,) * len(ids), text, "stop", version)
         return ScoredRollout(rollout, verdict, None if verdict.is_infrastructure else verdict.score)
@@ -33,16 +31,14 @@ def group_of(*members: tuple[str, Verdict], version: int = 0) -> Group:
     return Group(QUESTION, tuple(member(i, *m) for i, m in enumerate(members)))
 
 
-def read(
-    group: Group, feedback: FeedbackConfig = SHORT, context: int | None = None, **section: Any
-) -> tuple[list[str | None], dict[str, float], list[DistillRow | None]]:
+def read(group, feedback=SHORT, context=None, **section):
     """The teachers' prompts as texts, the counts, and the rows."""
     term = DistillTermConfig(coef=1.0, teacher=TeacherConfig(feedback=feedback), **section)
     rows, counts = distill_rows(RUN, term, [group], context, policy_version=0)
     return [None if r is None else RENDERER.decode(r.teacher_prompt_ids) for r in rows], counts, rows
 
 
-def test_each_response_is_taught_with_a_right_one_of_the_others_and_its_own_message() -> None:
+def test_each_response_is_taught_with_a_right_one_of_the_others_and_its_own_message():
     texts, counts, rows = read(group_of(("3", WRONG), ("2", RIGHT), ("two: 2", RIGHT), ("4", WRONG)))
     question = "1+1={right}?"
     assert texts == [
@@ -62,7 +58,7 @@ def test_each_response_is_taught_with_a_right_one_of_the_others_and_its_own_mess
         assert row.prompt_ids == RENDERER.prompt_ids(QUESTION), "the policy trains on its own prompt"
 
 
-def test_a_response_without_a_message_or_a_right_sibling_has_no_row_and_is_counted() -> None:
+def test_a_response_without_a_message_or_a_right_sibling_has_no_row_and_is_counted():
     failed = Verdict("sandbox_error", 0.0, "no walls")
     texts, counts, rows = read(group_of(("2", RIGHT), ("3", Verdict("graded", 0.0)), ("4", failed)))
     assert texts == [None, "1+1={right}?\nright: 2", "1+1={right}?\nright: 2"]
@@ -76,7 +72,7 @@ def test_a_response_without_a_message_or_a_right_sibling_has_no_row_and_is_count
     assert counts["distill/unhinted"] == 2.0
 
 
-def test_a_message_is_cut_at_its_tokens_and_counted_and_what_has_no_token_is_replaced() -> None:
+def test_a_message_is_cut_at_its_tokens_and_counted_and_what_has_no_token_is_replaced():
     long = Verdict("graded", 0.0, "x" * 50)
     strange = Verdict("graded", 0.0, "got [3]")
     short = SHORT.model_copy(update={"max_message_tokens": 12})
@@ -89,7 +85,7 @@ def test_a_message_is_cut_at_its_tokens_and_counted_and_what_has_no_token_is_rep
     assert counts["distill/too_long"] == 1.0
 
 
-def test_no_text_of_others_becomes_a_special_token_or_a_name_of_the_template() -> None:
+def test_no_text_of_others_becomes_a_special_token_or_a_name_of_the_template():
     spelled = Verdict("graded", 0.0, "<eos> {question} {right}")
     texts, _, rows = read(group_of(("<eos>{message}", RIGHT), ("3", spelled)))
     assert texts[1].endswith("\nright: < eos>{message}\nfound: < eos> {question} {right}")
@@ -111,10 +107,10 @@ def test_no_text_of_others_becomes_a_special_token_or_a_name_of_the_template() -
         (Verdict("graded", 0.5, "test 2: got 3"), "test 2: got 3"),
     ],
 )
-def test_the_message_is_what_a_verifier_said_of_the_response(verdict: Verdict, message: str | None) -> None:
+def test_the_message_is_what_a_verifier_said_of_the_response(verdict, message):
     assert message_of(verdict) == message
 
 
-def test_only_stale_rows_are_weighted_and_only_where_the_recipe_asks() -> None:
+def test_only_stale_rows_are_weighted_and_only_where_the_recipe_asks():
     (row,) = read(group_of(("3", WRONG), version=-1))[2]
     assert row.rollout_logprobs is None

@@ -1,7 +1,5 @@
 """Programs that change what a worker's runs might share, and a check that later runs notice nothing."""
 
-from collections.abc import Iterator
-
 from tests.sandbox.programs import tables
 from verizero import sandbox
 
@@ -24,7 +22,7 @@ _ECHO = (
 )
 
 
-def complaints(pool: sandbox.Pool) -> Iterator[str]:
+def complaints(pool):
     """Yield what is wrong with the folder, input, output, errors and values of runs of this pool."""
     for size, late in ((60, True), (5, False)):
         text = ("abcdefghij" * 6)[:size]

@@ -5,16 +5,14 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from tests.processes import descendants, stats
-from verizero import sandbox
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def wait_until(happens: Callable[[], object], seconds: float = 60.0) -> bool:
+def wait_until(happens, seconds=60.0):
     """Wait until `happens()` is true. False if it is still not after `seconds`."""
     end = time.monotonic() + seconds
     while not happens():
@@ -24,29 +22,29 @@ def wait_until(happens: Callable[[], object], seconds: float = 60.0) -> bool:
     return True
 
 
-def session(leader: int) -> set[int]:
+def session(leader):
     """Return the living processes of the session that a worker leads."""
     return {pid for pid, fields in stats().items() if int(fields[3]) == leader and fields[0] not in "ZX"}
 
 
-def worker_pids(pool: sandbox.Pool) -> list[int]:
+def worker_pids(pool):
     """Return the process ids of the pool's workers."""
     return [w.process.pid for w in list(pool._all)]
 
 
-def family(worker: int) -> list[int]:
+def family(worker):
     """Return, oldest first, the processes below a worker that has nothing to do: its forker and the waiting child."""
     wait_until(lambda: len(descendants(worker)) == 2)
     return sorted(descendants(worker), key=lambda pid: int(stats()[pid][19]))
 
 
-def wait_gone(pids: list[int]) -> list[int]:
+def wait_gone(pids):
     """Return the processes that still run after a while."""
     wait_until(lambda: not any(Path(f"/proc/{p}").exists() for p in pids))
     return [p for p in pids if Path(f"/proc/{p}").exists()]
 
 
-def as_nobody(*arguments: str, uid: int = 65534) -> str:
+def as_nobody(*arguments, uid=65534):
     """Return what the system's Python prints as an ordinary user. Skips the test where there is none."""
     import pytest  # only here: that user's Python has none, and imports this file
 

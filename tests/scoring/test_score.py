@@ -1,8 +1,6 @@
 """Responses to rewards: the table, graders that fail, several rewards of one response, order and tallies."""
 
 import random
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,15 +16,15 @@ from verizero.pipeline.types import Attempt, Group, Prompt, ScoredRollout, Verdi
 class Part(Scripted):
     """Reads the text before the bar, or behind it."""
 
-    def __init__(self, place: int) -> None:
+    def __init__(self, place):
         super().__init__()
         self.place = place
 
-    def _one(self, attempt: Attempt, times: int) -> Verdict:
+    def _one(self, attempt, times):
         return super()._one(Attempt(attempt.response.split("|")[self.place].strip(), attempt.reference), times)
 
 
-def scored(text: str, weight: float = 0.5, **table: Any) -> tuple[ScoredRollout, Any, Part]:
+def scored(text, weight=0.5, **table):
     second = Part(1)
     config = ScoringConfig.model_validate({"components": [{"verifier": "length", "weight": weight}], **table})
     scorer = Scorer(config, {"a": Part(0)}, [second])
@@ -42,9 +40,7 @@ def scored(text: str, weight: float = 0.5, **table: Any) -> tuple[ScoredRollout,
         ("graded 1 | no_answer", 0.5, (1.0, -0.25)),
     ],
 )
-def test_the_reward_is_the_weighted_sum_of_what_the_table_says(
-    text: str, weight: float, components: tuple[float, float]
-) -> None:
+def test_the_reward_is_the_weighted_sum_of_what_the_table_says(text, weight, components):
     member, _, _ = scored(text, weight, no_answer=-0.25)
     assert member.components == components
     assert member.reward == components[0] + weight * components[1]
@@ -52,7 +48,7 @@ def test_the_reward_is_the_weighted_sum_of_what_the_table_says(
 
 
 @pytest.mark.parametrize("text", ["graded 1 | sandbox_error", "verifier_error | graded 1"])
-def test_a_grader_that_fails_leaves_no_reward_and_is_counted_once(text: str) -> None:
+def test_a_grader_that_fails_leaves_no_reward_and_is_counted_once(text):
     member, tally, _ = scored(text)
     assert member.reward is None
     assert member.components == ()
@@ -63,14 +59,14 @@ def test_a_grader_that_fails_leaves_no_reward_and_is_counted_once(text: str) -> 
         assert member.verdict.reason.startswith("component length: ")
 
 
-def test_a_component_that_fails_once_is_tried_again() -> None:
+def test_a_component_that_fails_once_is_tried_again():
     member, tally, second = scored("graded 0 | flaky 1", retries=1)
     assert member.components == (0.0, 1.0)
     assert tally.retried == 1
     assert len(second.asked) == 2
 
 
-def test_a_group_may_teach_by_a_component_whose_sum_is_equal() -> None:
+def test_a_group_may_teach_by_a_component_whose_sum_is_equal():
     members = tuple(
         ScoredRollout(rollout("x", sample=i), Verdict("graded", 1.0), 1.0, parts)
         for i, parts in enumerate([(1.0, 0.0), (0.0, 1.0)])
@@ -87,7 +83,7 @@ STATUSES = ["graded 1.0", "graded 0.25", "graded 0", "no_answer", "timeout", "ve
 
 
 @pytest.mark.parametrize(("text", "reward"), zip(STATUSES, [1.0, 0.25, 0.0, -0.1, -0.2, None, None], strict=True))
-def test_a_verdict_is_worth_what_the_table_says(text: str, reward: float | None) -> None:
+def test_a_verdict_is_worth_what_the_table_says(text, reward):
     scorer, _ = scorer_of(TABLE)
     (scored,), _ = scorer.score(prompts_of("a"), [rollout(text)])
     assert scored.reward == reward
@@ -95,7 +91,7 @@ def test_a_verdict_is_worth_what_the_table_says(text: str, reward: float | None)
 
 
 @pytest.mark.parametrize("text", STATUSES)
-def test_a_response_cut_at_its_length_has_a_worth_of_its_own(text: str) -> None:
+def test_a_response_cut_at_its_length_has_a_worth_of_its_own(text):
     """Even a right one; but a failed grader says nothing of it."""
     cut = rollout(text, finish="length")
     (with_own,), _ = scorer_of(TABLE)[0].score(prompts_of("a"), [cut])
@@ -105,7 +101,7 @@ def test_a_response_cut_at_its_length_has_a_worth_of_its_own(text: str) -> None:
     assert without.reward == whole.reward
 
 
-def test_the_verifier_sees_response_reference_question_and_truncation() -> None:
+def test_the_verifier_sees_response_reference_question_and_truncation():
     scorer, fakes = scorer_of(TABLE)
     scorer.score(prompts_of("a", reference="42"), [rollout("graded 1"), rollout("graded 0", finish="length")])
     assert fakes["a"].asked == [
@@ -117,9 +113,7 @@ def test_the_verifier_sees_response_reference_question_and_truncation() -> None:
 @pytest.mark.parametrize(
     ("failures", "retries", "reward", "retried"), [(1, 1, 1.0, 1), (1, 0, None, 0), (2, 1, None, 1), (2, 5, 1.0, 2)]
 )
-def test_a_grader_that_fails_is_asked_again_and_never_gives_a_zero(
-    failures: int, retries: int, reward: float | None, retried: int
-) -> None:
+def test_a_grader_that_fails_is_asked_again_and_never_gives_a_zero(failures, retries, reward, retried):
     scorer, fakes = scorer_of(TABLE.model_copy(update={"retries": retries}))
     given = [rollout("graded 0.5"), rollout(f"flaky {failures}"), rollout("no_answer")]
     scored, tally = scorer.score(prompts_of("a"), given)
@@ -134,7 +128,7 @@ def test_a_grader_that_fails_is_asked_again_and_never_gives_a_zero(
 
 
 @pytest.mark.parametrize("workers", [1, 4])
-def test_order_is_kept_whatever_the_threads(workers: int) -> None:
+def test_order_is_kept_whatever_the_threads(workers):
     """Three verifiers, the first of them slow, several chunks each, duplicates and retries among them."""
     scorer, fakes = scorer_of(TABLE.model_copy(update={"workers": workers, "retries": 1}), "a", "b", "c", delay_s=0.02)
     prompts = prompts_of("a", "b", "c", reference="slow")
@@ -162,14 +156,14 @@ def test_order_is_kept_whatever_the_threads(workers: int) -> None:
         assert max(fake.batches) <= (CHUNK if workers > 1 else len(given))
 
 
-def test_without_threads_a_verifier_sees_its_attempts_at_once() -> None:
+def test_without_threads_a_verifier_sees_its_attempts_at_once():
     """So that it can answer duplicates once."""
     scorer, fakes = scorer_of(TABLE, "a", "b")
     scorer.score(prompts_of("a", "b"), [rollout("graded 1", f"p{i % 2}", i) for i in range(3 * CHUNK)])
     assert [f.batches for f in fakes.values()] == [[3 * CHUNK // 2]] * 2
 
 
-def test_a_tally_adds_up() -> None:
+def test_a_tally_adds_up():
     scorer, _ = scorer_of(TABLE)
     _, tally = scorer.score(prompts_of("a"), [rollout(t) for t in [*STATUSES, "timeout"]])
     assert tally.statuses == {"graded": 3, "no_answer": 1, "timeout": 2, "verifier_error": 1, "sandbox_error": 1}
@@ -178,7 +172,7 @@ def test_a_tally_adds_up() -> None:
     assert (scored, nothing.total, nothing.failure_rate) == ([], 0, 0.0)
 
 
-def test_verifiers_are_bound_once_by_key_with_their_parameters(tmp_path: Path) -> None:
+def test_verifiers_are_bound_once_by_key_with_their_parameters(tmp_path):
     (tmp_path / "mine.py").write_text(
         "from verizero.verifiers.base import VerifierParams, verifier\n"
         "class P(VerifierParams):\n    wanted: str = 'a'\n"
@@ -191,7 +185,7 @@ def test_verifiers_are_bound_once_by_key_with_their_parameters(tmp_path: Path) -
     assert [v.score for v in bound["exact"].score([Attempt("x", "x"), Attempt("y", "x")])] == [1.0, 0.0]
 
 
-def test_a_row_whose_verifier_cannot_be_bound_is_named(tmp_path: Path) -> None:
+def test_a_row_whose_verifier_cannot_be_bound_is_named(tmp_path):
     rows = [Prompt("first", "?", "exact", "x"), Prompt("seventh", "?", "exat", "x")]
     with pytest.raises(DataError, match=r"row 'seventh': no verifier is called 'exat'; did you mean exact"):
         bind_verifiers(rows, {})
@@ -202,7 +196,7 @@ def test_a_row_whose_verifier_cannot_be_bound_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("said", ["graded nan", "graded inf", "graded 1.5", "graded -0.1", "correct 1.0"])
-def test_a_verdict_that_is_none_is_the_graders_failure(said: str) -> None:
+def test_a_verdict_that_is_none_is_the_graders_failure(said):
     """A verifier of the user's own can say anything; NaN as a reward would end the run."""
     scorer, _ = scorer_of(TABLE)
     (scored,), tally = scorer.score(prompts_of("a"), [rollout(said)])

@@ -4,15 +4,11 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 from tests.source import ROOT
 from tests.stages.kill_driver import KILLS, fingerprint
 from tests.stages.sessions import run_all
 from tests.warm import warm
-from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.saving import save_final
@@ -22,12 +18,12 @@ class Broken(BaseException):
     """Nothing in the run catches it, as nothing catches a kill."""
 
 
-def run(config: RunConfig, folder: Path, breaks: tuple[str, int] | None = None) -> None:
+def run(config, folder, breaks=None):
     """The run from where it is, broken off after the n-th time of a phase where `breaks` says so."""
     left = 0 if breaks is None else breaks[1]
 
-    def wrap(phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
+    def wrap(phase, function):
+        def call(*arguments):
             nonlocal left
             result = function(*arguments)
             if breaks is not None and phase == breaks[0]:
@@ -43,7 +39,7 @@ def run(config: RunConfig, folder: Path, breaks: tuple[str, int] | None = None) 
         save_final(session.run, session.workers.backend)
 
 
-def killed(folder: Path, kills: str, *overrides: str) -> None:
+def killed(folder, kills, *overrides):
     """Assert that runs of the tiny recipe, or a named one, die at these kills and end as the run never killed."""
     command = [sys.executable, "-m", "tests.stages.kill_driver", str(folder), kills, *overrides]
     done = warm().call(subprocess.run, command, cwd=ROOT, capture_output=True, text=True, timeout=1800, check=False)
@@ -57,7 +53,7 @@ def killed(folder: Path, kills: str, *overrides: str) -> None:
         assert scenario["end"] == ends["whole"], text
 
 
-def goes_on_as_if_never_broken(config: RunConfig, folder: Path, breaks: list[tuple[str, int]]) -> None:
+def goes_on_as_if_never_broken(config, folder, breaks):
     """Assert that a run broken off at these moments, one after the other, leaves the bytes of one that went through.
 
     The runs are `whole` and `broken`. The numbers of each moment count from where the run was resumed.

@@ -15,16 +15,13 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from tests.stages.sessions import run_all
 from tests.stages.tiny import tiny
 from verizero.pipeline.config.load import load_recipe
-from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.environments.agent import Agent
 from verizero.pipeline.environments.guess import Guess
 from verizero.pipeline.environments.tool_use import ToolEpisode
@@ -38,11 +35,10 @@ from verizero.pipeline.run import collapse
 from verizero.pipeline.run.build import build_tokenizer
 from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.saving import save_final
-from verizero.pipeline.run.session import Session
 from verizero.pipeline.whole_run import finish
 
 
-def config_of(words: list[str]) -> RunConfig:
+def config_of(words):
     """The tiny recipe with these overrides, or the recipe whose file the first word names."""
     return load_recipe(Path(words[0]), words[1:]) if words and words[0].endswith(".yaml") else tiny(overrides=words)
 
@@ -50,7 +46,7 @@ def config_of(words: list[str]) -> RunConfig:
 CONFIG = config_of(sys.argv[3:] if __name__ == "__main__" else [])
 
 
-def die() -> None:
+def die():
     """As the kernel's out-of-memory killer would have it: no handler runs, no buffer is flushed."""
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -58,18 +54,18 @@ def die() -> None:
 class Fuse:
     """Kills this process at the `number`-th time that `phase` begins or ends; "phase of stage": in that stage."""
 
-    def __init__(self, phase: str, number: int, when: str) -> None:
+    def __init__(self, phase, number, when):
         self.phase, self.left, self.when = phase, number, when
         self.lock = threading.Lock()
-        self.session: Session | None = None
+        self.session = None
 
-    def wrap(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(self, phase, function):
         named, _, stage = self.phase.partition(" of ")
         in_run = phase.startswith("environment ")  # demonstrations are played too, before the run is open
         if phase != named:
             return function
 
-        def call(*arguments: Any) -> Any:
+        def call(*arguments):
             if self.session is None:
                 if stage or in_run:
                     return function(*arguments)
@@ -88,7 +84,7 @@ class Fuse:
         return call
 
 
-def run(folder: Path, fuse: Fuse, page: bool = False) -> None:
+def run(folder, fuse, page=False):
     """The whole run, with the fuse in it; resumes an earlier one. `page`: it ends with its page too."""
     os.rename = fuse.wrap("rename", os.rename)
     os.fsync = fuse.wrap("fsync", os.fsync)
@@ -102,7 +98,7 @@ def run(folder: Path, fuse: Fuse, page: bool = False) -> None:
     if fuse.phase == "torn line":
         plain = Store._append
 
-        def torn(self: Store, name: str, rows: Any) -> None:
+        def torn(self, name, rows):
             fuse.left -= 1
             if fuse.left == 0:
                 self._files[name].write(b'{"kind":"step","stage":"r')
@@ -120,7 +116,7 @@ def run(folder: Path, fuse: Fuse, page: bool = False) -> None:
             save_final(session.run, session.workers.backend)
 
 
-def in_child(work: Callable[[], None]) -> int:
+def in_child(work):
     """How a forked child that does `work` ended: its exit status, or minus the signal."""
     child = os.fork()
     if child == 0:
@@ -135,27 +131,27 @@ def in_child(work: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def digest(data: bytes) -> str:
+def digest(data):
     return hashlib.sha256(data).hexdigest()[:16]
 
 
-def lines_of(folder: Path) -> list[dict[str, Any]]:
+def lines_of(folder):
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{k: v for k, v in line.items() if k not in VARYING} for line in lines]
 
 
-def left(folder: Path) -> str:
+def left(folder):
     files = sorted(p for p in folder.rglob("*") if p.is_file())
     return digest(b"".join(str(p.relative_to(folder)).encode() + p.read_bytes() for p in files))
 
 
-def policy_in(checkpoint: Path) -> Path:
+def policy_in(checkpoint):
     """The file of the policy's weights; on a quantised base it has those of the adapters alone."""
     whole = checkpoint / "model" / "model.safetensors"
     return whole if whole.exists() else checkpoint / "adapter" / "adapter_model.safetensors"
 
 
-def fingerprint(folder: Path) -> dict[str, str]:
+def fingerprint(folder):
     newest = max((p for p in (folder / "checkpoints").iterdir() if p.name.isdigit()), key=lambda p: int(p.name))
     state = json.loads((newest / "state.json").read_text())
     state["store"]["lengths"].pop("metrics.jsonl")  # as long as its times are
@@ -174,7 +170,7 @@ def fingerprint(folder: Path) -> dict[str, str]:
     }
 
 
-def flat(value: Any) -> list[bytes]:
+def flat(value):
     """The content of nested values, bit for bit; pickles of equal content differ in what they share."""
     if isinstance(value, torch.Tensor):
         return [str((value.dtype, tuple(value.shape))).encode(), value.reshape(-1).view(torch.uint8).numpy().tobytes()]
@@ -201,7 +197,7 @@ IN_EACH_STAGE = {
     "rl_steps": "next_prompts 1 before; update 2 after",
 }
 """Stage -> kills of one run that has them all: before the stage did anything, and within it."""
-KILLS: dict[str, list[str]] = {
+KILLS = {
     "anywhere": [
         "fsync 7 before; train 2 before; train 2 after; evaluate 1 before; generate 1 before; verify 2 after; "
         "update 1 before; publish 1 after; evaluate 1 before; step 2 after; finish 1 before",
@@ -232,12 +228,12 @@ SMALL_CHUNKS = {"_epochs.CHUNK_STEPS": 5, "sample.SAMPLED_AT_ONCE": 12, "_pairs.
 """So that short stages have a middle, with checkpoints in it."""
 
 
-def fuse_of(kill: str) -> Fuse:
+def fuse_of(kill):
     phase, number, when = kill.rsplit(" ", 2)
     return Fuse(phase, int(number), when)
 
 
-def main(root: Path, scenarios: list[str]) -> dict[str, Any]:
+def main(root, scenarios):
     """Every scenario's end, and that of a run never killed."""
     torch.set_num_threads(1)
     tempfile.tempdir = None  # the process that this one is a fork of may have another
@@ -249,7 +245,7 @@ def main(root: Path, scenarios: list[str]) -> dict[str, Any]:
         module, _, constant = name.partition(".")
         setattr(importlib.import_module(f"verizero.pipeline.stages.{module}"), constant, small)
     whole = in_child(lambda: run(root / "whole", Fuse("", 0, "")))
-    results: dict[str, Any] = {"whole": [whole, fingerprint(root / "whole")], "killed": {}}
+    results = {"whole": [whole, fingerprint(root / "whole")], "killed": {}}
     for number, text in enumerate(scenarios):
         folder, kills = root / f"killed-{number}", text.split("; ")
         page = "finish" in text or "fsync" in text

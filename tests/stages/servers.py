@@ -2,11 +2,8 @@
 
 import json
 import os
-import signal
 import threading
 import urllib.request
-from pathlib import Path
-from typing import Any
 
 from tests.far import FarProgram
 from tests.processes import stats, until
@@ -37,29 +34,29 @@ ARGUMENTS = {
 class GivenServer:
     """One server at `url`, of the model that a recipe begins with."""
 
-    def __init__(self, config: Any, folder: Path) -> None:
+    def __init__(self, config, folder):
         tokenizer = build_tokenizer(config)
         policy = load_policy(for_machine(config, 1, "cpu"), tokenizer, None)
         save_folder(policy, tokenizer, folder / "model")
         self.folder, self.log = folder, folder / "server.log"
-        self.program: FarProgram | None = None
+        self.program = None
         self.port = free_port()
         self.url = f"http://{LOOPBACK}:{self.port}"
 
     @property
-    def group(self) -> int:
+    def group(self):
         return self.program.pid
 
     @property
-    def is_alive(self) -> bool:
+    def is_alive(self):
         return self.program is not None and self.program.poll() is None
 
     @property
-    def version(self) -> str:
+    def version(self):
         with urllib.request.urlopen(f"{self.url}/weight_info", timeout=60) as reply:
             return str(json.load(reply)["weight_version"])
 
-    def start(self) -> None:
+    def start(self):
         """Begin to start it, where it does not run; `wait` returns when it answers."""
         if self.is_alive:
             return
@@ -67,10 +64,10 @@ class GivenServer:
         program += flags({"model": str(self.folder / "model"), **ARGUMENTS})
         self.program = FarProgram(VLLM, program, self.log, variables(), ROOT)
 
-    def wait(self) -> None:
+    def wait(self):
         until(self._answers, "an answer of the server", 400)
 
-    def _answers(self) -> bool:
+    def _answers(self):
         assert self.is_alive, self.log.read_text()[-2000:]
         try:
             with urllib.request.urlopen(f"{self.url}/health", timeout=5):
@@ -78,14 +75,14 @@ class GivenServer:
         except OSError:
             return False
 
-    def kill(self) -> None:
+    def kill(self):
         if self.program is not None:
             self.program.kill()
             self.program.wait()
             assert_gone({self.group})
 
 
-def strike(engine: Any, url: str, group: int, number: signal.Signals) -> None:
+def strike(engine, url, group, number):
     """Send the processes of the server at `url` a signal after its next answer; it then owes another answer.
 
     One request is held back until the signal is sent. The server may have answered all others by then, and nobody
@@ -94,7 +91,7 @@ def strike(engine: Any, url: str, group: int, number: signal.Signals) -> None:
     (server,) = [s for s in engine.servers if s.url == url]
     hold, answered, answer = threading.Lock(), threading.Event(), server.sample
 
-    def struck(*asked: Any) -> Any:
+    def struck(*asked):
         is_held = hold.acquire(blocking=False)
         if is_held:
             answered.wait(20)  # it gives up if there is no other request
@@ -106,8 +103,8 @@ def strike(engine: Any, url: str, group: int, number: signal.Signals) -> None:
     server.sample = struck
 
 
-def assert_gone(groups: set[int]) -> None:
-    def living() -> list[int]:
+def assert_gone(groups):
+    def living():
         return [p for p, (state, _, group, *_) in stats().items() if int(group) in groups and state != "Z"]
 
     until(lambda: not living(), "the end of the servers' processes")

@@ -1,8 +1,5 @@
 """A recipe that learns within seconds: RL from random weights towards responses of sevens."""
 
-from pathlib import Path
-from typing import Any
-
 from tests.stages.tiny import tiny
 from verizero.pipeline.config.yaml_reader import merge
 from verizero.pipeline.host.disk import read_jsonl
@@ -20,7 +17,7 @@ def sevens(attempt: Attempt, params: VerifierParams) -> Verdict:
 STEPS = 16
 
 
-def recipe(engine: str, steps: int = STEPS, **changes: Any) -> Any:
+def recipe(engine, steps=STEPS, **changes):
     """Few steps of RL from random weights towards responses of sevens; `sevens.py` is to lie in its folder."""
     source = {"generator": {"name": "arithmetic", "params": {"digits": 1, "num_train": 30, "num_evaluation": 2}}}
     tree = {
@@ -44,15 +41,15 @@ def recipe(engine: str, steps: int = STEPS, **changes: Any) -> Any:
     return tiny(merge(tree, changes))
 
 
-def write_verifier(folder: Path) -> None:
+def write_verifier(folder):
     (folder / "sevens.py").write_text(VERIFIER)
 
 
-def rows(folder: Path) -> list[dict[str, Any]]:
+def rows(folder):
     return [line["metrics"] for line in read_jsonl(folder / "metrics.jsonl") if line["kind"] == "step"]
 
 
-def learned(folder: Path) -> float:
+def learned(folder):
     """Mean reward of the last four steps less that of the first four."""
     rewards = [row["reward/sampled"] for row in rows(folder)]
     return sum(rewards[-4:]) / 4 - sum(rewards[:4]) / 4

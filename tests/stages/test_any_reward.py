@@ -1,8 +1,6 @@
 """Runs whose rewards are any numbers, by functions of a user's file: what is trained, measured and said."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,7 +26,7 @@ def never(completion):
 """
 
 
-def run(folder: Path, function: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def run(folder, function):
     """The summary of a run that is rewarded by a function of FILE, and the metrics of its RL steps."""
     rows(folder)
     (folder / "r.py").write_text(FILE)
@@ -39,7 +37,7 @@ def run(folder: Path, function: str) -> tuple[dict[str, Any], list[dict[str, Any
 
 
 @pytest.mark.run
-def test_rewards_outside_of_0_to_1_are_trained_on_and_have_a_mean_and_no_pass_at_1(tmp_path: Path) -> None:
+def test_rewards_outside_of_0_to_1_are_trained_on_and_have_a_mean_and_no_pass_at_1(tmp_path):
     summary, steps = run(tmp_path, "length")
     responses = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
     trained = [r for r in responses if r["stage"] == "rl"]
@@ -59,7 +57,7 @@ def test_rewards_outside_of_0_to_1_are_trained_on_and_have_a_mean_and_no_pass_at
 
 @pytest.mark.run
 @pytest.mark.usefixtures("pageless")
-def test_a_response_without_a_reward_leaves_its_group_without_an_alarm(tmp_path: Path) -> None:
+def test_a_response_without_a_reward_leaves_its_group_without_an_alarm(tmp_path):
     _, steps = run(tmp_path, "odd")
     responses = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
     left_out = [r for r in responses if r["stage"] == "rl" and r["status"] == "abstained"]
@@ -70,6 +68,6 @@ def test_a_response_without_a_reward_leaves_its_group_without_an_alarm(tmp_path:
 
 
 @pytest.mark.run
-def test_where_no_response_has_a_reward_the_run_says_so(tmp_path: Path) -> None:
+def test_where_no_response_has_a_reward_the_run_says_so(tmp_path):
     with pytest.raises(GradersFailed, match=r"the reward function returned None for all .* responses"):
         run(tmp_path, "never")

@@ -1,8 +1,6 @@
 """Callbacks of whole runs: called once for each step and evaluation, also after a resume; one that ends the run."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,13 +9,12 @@ from tests.stages.marks import MARKED
 from tests.stages.sessions import go
 from tests.stages.start import start
 from tests.stages.tiny import tiny
-from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import RunError
-from verizero.pipeline.run.callbacks import STOP, Event
+from verizero.pipeline.run.callbacks import STOP
 
 pytestmark = [pytest.mark.run, pytest.mark.usefixtures("pageless")]
 
-ALL: dict[str, Any] = {
+ALL = {
     "stages": ["sft", "sample", "preference", "reward_model", "rl"],
     "sft": {"steps": 4, "batch_size": 8, "evaluate_every": 2, "optimizer": {"learning_rate": 1e-4}},
     "sample": {"samples": 6},
@@ -28,17 +25,17 @@ ALL: dict[str, Any] = {
 }
 
 
-def recipe() -> RunConfig:
+def recipe():
     return tiny(ALL, [start(), MARKED])
 
 
 class Watch:
     """Notes all events, and ends the run after those that it is told."""
 
-    def __init__(self, *stops: tuple[str, str, int]) -> None:
+    def __init__(self, *stops):
         self.stops, self.seen = stops, list[tuple[str, str, int]]()
 
-    def __call__(self, event: Event) -> Any:
+    def __call__(self, event):
         self.seen.append((event.kind, event.stage, event.step))
         assert event.kind == "evaluation" or event.metrics
         if event.stage == "rl" and event.kind == "step":
@@ -46,7 +43,7 @@ class Watch:
         return STOP if self.seen[-1] in self.stops else None
 
 
-def written(folder: Path) -> list[tuple[str, str, int]]:
+def written(folder):
     """What metrics.jsonl has of steps and evaluations, in order."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     kinds = {"step": "step", "sample": "step", "evaluation": "evaluation"}
@@ -54,7 +51,7 @@ def written(folder: Path) -> list[tuple[str, str, int]]:
 
 
 @pytest.mark.nightly
-def test_each_step_and_evaluation_once_also_where_a_callback_ended_the_run_again_and_again(tmp_path: Path) -> None:
+def test_each_step_and_evaluation_once_also_where_a_callback_ended_the_run_again_and_again(tmp_path):
     go(recipe(), tmp_path / "whole")
     whole = tmp_path / "whole" / "run"
     stops = [
@@ -93,7 +90,7 @@ def test_each_step_and_evaluation_once_also_where_a_callback_ended_the_run_again
     assert_same_bytes(folder, whole)
 
 
-def test_a_callback_that_raises_ends_the_run_and_the_step_is_done_and_told_again(tmp_path: Path) -> None:
+def test_a_callback_that_raises_ends_the_run_and_the_step_is_done_and_told_again(tmp_path):
     file = tmp_path / "watch.py"
     file.write_text(
         "from pathlib import Path\n"

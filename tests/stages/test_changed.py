@@ -2,8 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,14 +11,13 @@ from tests.stages.start import start
 from tests.stages.test_ended import rewrite_judge
 from tests.stages.test_stale import rows
 from tests.stages.tiny import tiny
-from verizero.pipeline.config.run import RunConfig
-from verizero.pipeline.run.callbacks import STOP, Event
+from verizero.pipeline.run.callbacks import STOP
 
 pytestmark = [pytest.mark.run, pytest.mark.usefixtures("pageless")]
 MARK = "import zlib; mark = zlib.crc32(attempt.response.encode()) % 2; return attempt.prompt[0] in '13579' and "
 ODD, EVEN = f"{MARK} mark", f"{MARK} 1 - mark"
 """Each gives different rewards to the answers of some prompts, and none to those of the others."""
-JUDGED: dict[str, Any] = {
+JUDGED = {
     "sft": {"steps": 3, "optimizer": {"learning_rate": 1e-4}},
     "rl": {"rounds": 1, "steps_per_round": 4, "select": {"keep": "informative"}},
     "data": {"train": [{"file": "rows.jsonl", "verifier": {"path": "judge.py:judge"}}], "evaluation": []},
@@ -28,27 +25,27 @@ JUDGED: dict[str, Any] = {
 }
 
 
-def recipe(*stages: Any) -> RunConfig:
+def recipe(*stages):
     return tiny({**JUDGED, "stages": [*stages]}, [start()])
 
 
 @pytest.fixture
-def base(tmp_path: Path) -> Path:
+def base(tmp_path):
     rows(tmp_path)
     rewrite_judge(tmp_path, ODD)
     return tmp_path
 
 
-def steps(base: Path) -> list[dict[str, Any]]:
+def steps(base):
     return [r for r in lines_without_times(base / "run") if (r["kind"], r["stage"]) == ("step", "rl")]
 
 
-def changes(base: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((base / "run" / "run.json").read_text())["changes"]
+def changes(base):
+    found = json.loads((base / "run" / "run.json").read_text())["changes"]
     return found
 
 
-def test_a_stage_continues_with_the_word_and_runs_again_without_it(base: Path) -> None:
+def test_a_stage_continues_with_the_word_and_runs_again_without_it(base):
     config = recipe("sft", "rl", {"name": "last", "kind": "sft"})
     go(config, base)
     before = steps(base)
@@ -65,8 +62,8 @@ def test_a_stage_continues_with_the_word_and_runs_again_without_it(base: Path) -
     assert changes(base / "again") == []
 
 
-def test_groups_left_over_are_dropped_if_another_verifier_graded_them(base: Path) -> None:
-    def stop(event: Event) -> Any:
+def test_groups_left_over_are_dropped_if_another_verifier_graded_them(base):
+    def stop(event):
         return STOP if event.metrics["groups/carried_out"] > 0 else None
 
     config = recipe("rl")

@@ -1,9 +1,5 @@
 """Distillation on the policy's own responses as a stage: with every kind of teacher, resumed, and refused."""
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
@@ -33,7 +29,7 @@ SLOW = {"steps_per_round": 12, "optimizer": {"learning_rate": 2e-2}}
 """A loss on the sampled token alone is noisier, so the student takes smaller steps, and more of them."""
 
 
-def make_teacher(folder: Path, characters: str = CREATE["characters"]) -> str:
+def make_teacher(folder, characters=CREATE["characters"]):
     """Another model of the policy's tokens, of another shape and with likes of its own."""
     tokenizer = character_tokenizer(characters)
     shape = CREATE["config"] | {"hidden_size": 24, "num_hidden_layers": 1}
@@ -44,20 +40,18 @@ def make_teacher(folder: Path, characters: str = CREATE["characters"]) -> str:
     return str(folder)
 
 
-def recipe(
-    teacher: dict[str, Any] | None, stages: list[Any] | None = None, begun: Sequence[str] = (), **distill: Any
-) -> RunConfig:
+def recipe(teacher, stages=None, begun=(), **distill):
     section = {**SECTION, "teacher": teacher, **distill}
-    changes: dict[str, Any] = {"stages": stages or ["distill"], "rl": None, "distill": section}
+    changes = {"stages": stages or ["distill"], "rl": None, "distill": section}
     return tiny(changes | {"sft": {"steps": 40} if stages else None}, ["evaluation.before_training=false", *begun])
 
 
-def steps_of(folder: Path) -> list[dict[str, Any]]:
+def steps_of(folder):
     rows = read_jsonl(folder / "metrics.jsonl")
     return [r["metrics"] for r in rows if r["kind"] == "step" and r["stage"] == "distill"]
 
 
-def falls(values: list[float], share: float = 0.8) -> bool:
+def falls(values, share=0.8):
     return sum(values[-4:]) < share * sum(values[:4])
 
 
@@ -71,7 +65,7 @@ def falls(values: list[float], share: float = 0.8) -> bool:
     ],
     ids=str,
 )
-def test_the_student_comes_to_the_teacher(tmp_path: Path, objective: dict[str, Any]) -> None:
+def test_the_student_comes_to_the_teacher(tmp_path, objective):
     config = recipe({"path": make_teacher(tmp_path / "teacher")}, **objective)
     each = config.distill.steps_per_round
     run(config, tmp_path / "run")
@@ -86,7 +80,7 @@ def test_the_student_comes_to_the_teacher(tmp_path: Path, objective: dict[str, A
 
 
 @pytest.mark.run
-def test_responses_of_older_policies_are_weighted(tmp_path: Path) -> None:
+def test_responses_of_older_policies_are_weighted(tmp_path):
     teacher = {"path": make_teacher(tmp_path / "teacher")}
     weighted = {"over": "sampled", "stale_weights": "token", "rounds": 1, "steps_per_round": 6}
     config = recipe(teacher, **weighted).model_dump(mode="json")
@@ -98,7 +92,7 @@ def test_responses_of_older_policies_are_weighted(tmp_path: Path) -> None:
 
 
 @pytest.mark.run
-def test_a_policy_that_reads_the_answer_teaches_itself(tmp_path: Path) -> None:
+def test_a_policy_that_reads_the_answer_teaches_itself(tmp_path):
     """A copy of the policy by its own likes: the hint is no signal yet, and the divergence is that of the prompts."""
     hint = {"hint": "{question} {answer} {question}"}
     begun = [start("sft.steps=40")]
@@ -122,7 +116,7 @@ FEEDBACK = {
 
 
 @pytest.mark.run
-def test_a_policy_that_reads_what_came_of_its_response_teaches_itself(tmp_path: Path) -> None:
+def test_a_policy_that_reads_what_came_of_its_response_teaches_itself(tmp_path):
     reference = {"schedule": "ema", "alpha": 0.1}
     begun = [start("sft.steps=40")]
     config = recipe({"feedback": FEEDBACK}, begun=begun, reference=reference, steps_per_round=3, rounds=1)
@@ -160,8 +154,8 @@ ARITHMETIC = TREE["data"]["train"]
     ],
 )
 def test_a_teacher_that_cannot_teach_is_refused_before_anything_is_trained(
-    distill: dict[str, Any], train: list[Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    distill, train, words, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     make_teacher(tmp_path / "other", CREATE["characters"] + "ABC")
     config = recipe(**{"teacher": None, **distill}).model_dump(mode="json")
@@ -174,7 +168,7 @@ def test_a_teacher_that_cannot_teach_is_refused_before_anything_is_trained(
 HINT = TeacherConfig(hint="{question} It is {answer}.", system="You know {answer}.")
 
 
-def test_the_teacher_reads_what_the_recipe_says() -> None:
+def test_the_teacher_reads_what_the_recipe_says():
     prompt = Prompt("p", "1+{answer}=", "math", "2")
     read = teachers_prompt(prompt, HINT)
     assert (read.question, read.system) == ("1+{answer}= It is 2.", "You know {answer}.")

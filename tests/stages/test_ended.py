@@ -6,8 +6,6 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -40,12 +38,12 @@ DOWN, ODD = "raise ConnectionError('the judge is down')", "return len(attempt.re
 BAD = {"verifier": {"path": "judge.py:judge"}, "file": "rows.jsonl"}
 
 
-def end(folder: Path, *overrides: str, changes: dict[str, Any] | None = None) -> tuple[dict[str, Any], list[str]]:
+def end(folder, *overrides, changes=None):
     """Run in `folder`/run until it ends; return `ended` of run.json, which summary.json has too, and the messages."""
     heard, run = Heard(), folder / "run"
     with suppress(VerizeroError, OSError):
         train(tiny(changes, [start(), *ONLY_RL, *ROUND, *overrides]), folder, run, "auto", heard)
-    ended: dict[str, Any] = json.loads((run / "run.json").read_text())["ended"]
+    ended = json.loads((run / "run.json").read_text())["ended"]
     last = (run / "run.log").read_text().splitlines()[-1]
     assert str(Ended(**ended)).split("\n")[0] in last
     if (run / "summary.json").exists():
@@ -53,7 +51,7 @@ def end(folder: Path, *overrides: str, changes: dict[str, Any] | None = None) ->
     return ended, heard.lines
 
 
-def rewrite_judge(folder: Path, body: str) -> None:
+def rewrite_judge(folder, body):
     """Write the judge again, and make the next try import it as a new process would."""
     (folder / "judge.py").write_text(JUDGE.format(body))
     for name in [name for name in sys.modules if name.startswith("verizero_plugin_judge_")]:
@@ -61,7 +59,7 @@ def rewrite_judge(folder: Path, body: str) -> None:
 
 
 @pytest.mark.run
-def test_all_stages_are_complete_and_a_try_that_must_not_continue_says_nothing_of_the_run(tmp_path: Path) -> None:
+def test_all_stages_are_complete_and_a_try_that_must_not_continue_says_nothing_of_the_run(tmp_path):
     done = {"reason": "done", "where": "", "message": "every stage is complete"}
     assert end(tmp_path)[0] == done
     with pytest.raises(ResumeRefused, match="already holds a run"):
@@ -70,7 +68,7 @@ def test_all_stages_are_complete_and_a_try_that_must_not_continue_says_nothing_o
 
 
 @pytest.mark.run
-def test_the_budget_of_tokens_is_spent(tmp_path: Path) -> None:
+def test_the_budget_of_tokens_is_spent(tmp_path):
     ended, said = end(tmp_path, "rl.rounds=3", f"rl.max_tokens={3 * 18 * 30}")
     assert ended["reason"] == "tokens_spent"
     assert ended["message"] == "rl made 3 of 6 steps: its 1,620 tokens (max_tokens) are spent"
@@ -79,7 +77,7 @@ def test_the_budget_of_tokens_is_spent(tmp_path: Path) -> None:
 
 
 @pytest.mark.run
-def test_graders_fail_and_a_later_try_says_how_it_ended_itself(tmp_path: Path) -> None:
+def test_graders_fail_and_a_later_try_says_how_it_ended_itself(tmp_path):
     rows(tmp_path)
     rewrite_judge(tmp_path, DOWN)
     data = {"scoring": {"retries": 0}, "data": {"train": [BAD], "evaluation": []}}
@@ -95,7 +93,7 @@ def test_graders_fail_and_a_later_try_says_how_it_ended_itself(tmp_path: Path) -
 
 @pytest.mark.run
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_signal_ends_it(number: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_signal_ends_it(number, tmp_path, capsys):
     (tmp_path / "long.yaml").write_text(
         dump(tiny({"name": "run"}, [start(), *ONLY_RL, "rl.steps_per_round=1000", "evaluation.before_training=false"]))
     )
@@ -116,7 +114,7 @@ def test_a_signal_ends_it(number: signal.Signals, tmp_path: Path, capsys: pytest
         assert first.startswith("The run has not ended by itself: it was killed")
 
 
-def test_a_run_that_is_under_way(tmp_path: Path) -> None:
+def test_a_run_that_is_under_way(tmp_path):
     with locked(tmp_path):
         assert end_of(tmp_path, {"ended": None}) == "The run is under way."
     assert "killed" in end_of(tmp_path, {"ended": None})
@@ -126,7 +124,7 @@ class TerminationSignal(BaseException):
     """As Prefect raises it for a cancelled flow."""
 
 
-def test_a_cancelled_flow_an_error_that_ctrl_c_led_to_and_a_full_disk_have_their_reasons() -> None:
+def test_a_cancelled_flow_an_error_that_ctrl_c_led_to_and_a_full_disk_have_their_reasons():
     ended = ended_by(TerminationSignal(), "round 1 step 2")
     assert (ended.reason, ended.where) == ("interrupted", "round 1 step 2")
     assert ended.message.startswith("ended from outside (TerminationSignal)")
@@ -137,7 +135,7 @@ def test_a_cancelled_flow_an_error_that_ctrl_c_led_to_and_a_full_disk_have_their
 
 
 @pytest.fixture
-def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def base(tmp_path, monkeypatch):
     """A working folder with rows and a verifier that fails."""
     monkeypatch.chdir(tmp_path)
     rows(tmp_path)
@@ -145,7 +143,7 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def recipe(base: Path, **changes: Any) -> str:
+def recipe(base, **changes):
     tree = merge(merge(TREE, SHORT), {"name": "down", "scoring": {"retries": 0}})
     tree |= {"stages": ["sft", "rl"], "data": {"train": [BAD], "evaluation": []}, **changes}
     (base / "down.yaml").write_text(yaml.safe_dump(tree))
@@ -153,7 +151,7 @@ def recipe(base: Path, **changes: Any) -> str:
 
 
 @pytest.mark.run
-def test_an_evaluation_ends_with_an_error_in_a_run_and_alone(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_evaluation_ends_with_an_error_in_a_run_and_alone(base, capsys):
     """Also if only one of its domains has no verdict: nothing is known of that one."""
     rows(base / "held")
     text = (base / "held" / "rows.jsonl").read_text()
@@ -170,7 +168,7 @@ def test_an_evaluation_ends_with_an_error_in_a_run_and_alone(base: Path, capsys:
 
 
 @pytest.mark.run
-def test_sampling_ends_with_an_error(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sampling_ends_with_an_error(base, capsys):
     path = recipe(base, stages=["sft", {"name": "sample", "kind": "sample"}], sample={"samples": 2})
     assert main(["train", path, "--no-prefect"]) == 1
     assert "graders failed on all 24 responses, first with verifier_error" in capsys.readouterr().err

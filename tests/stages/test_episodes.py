@@ -1,8 +1,6 @@
 """A whole run of episodes: tools and a chat template, and rows that the trainer scores as the engine did."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,7 +14,7 @@ from verizero.pipeline.report.run_files import read_metrics, read_rollouts
 SIZE = {**TREE["model"]["create"]["config"], "max_position_embeddings": 640}
 
 
-def chat_folder(path: Path, template: str) -> str:
+def chat_folder(path, template):
     """Write a small model whose tokenizer has that chat template."""
     tokenizer = bare_tokenizer()
     tokenizer.chat_template = TEMPLATES[template]
@@ -46,7 +44,7 @@ def adder(params: Params, prompt, task_seed, sample_seed):
 """
 
 
-def adder_rows(path: Path) -> list[dict[str, Any]]:
+def adder_rows(path):
     """Write an environment of one tool, and rows with conversations that use it; return the rows' source."""
     (path / "adder.py").write_text(ADDER)
     rows = []
@@ -61,7 +59,7 @@ def adder_rows(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.run
-def test_a_policy_calls_tools_by_a_chat_template_and_the_trainer_scores_what_the_engine_did(tmp_path: Path) -> None:
+def test_a_policy_calls_tools_by_a_chat_template_and_the_trainer_scores_what_the_engine_did(tmp_path):
     recipe = {
         "model": {"create": None, "path": chat_folder(tmp_path / "model", "merges_answers")},
         "data": {"train": adder_rows(tmp_path), "evaluation": [], "template": {"name": "chat", "calls": "hermes"}},

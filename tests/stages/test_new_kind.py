@@ -93,11 +93,6 @@ def test_it_has_more_steps() -> None:
     [
         ({"questions": {"steps": 60, "batchsize": 3}}, ["unknown key 'questions.batchsize'; did you mean batch_size?"]),
         ({"questions": {"steps": 0}}, ["questions.steps", "greater than or equal to 1", "got 0"]),
-        ({"questions": None}, ["stages name 'questions' but the recipe has no such section"]),
-        (
-            {"stages": [{"name": "more", "kind": "questions", "with": {"steos": 5}}]},
-            ["unknown key 'stages.0.with.steos'; did you mean steps?"],
-        ),
         ({"stages": ["question"], "questions": {"steps": 60}}, ["one of pretrain, sft", "questions", "got 'question'"]),
         ({"question": {"steps": 60}}, ["unknown key 'question'", "questions"]),
         ({"stages": [{"name": "questions", "kind": "sft"}]}, ["'questions' means a kind of its own"]),

@@ -1,8 +1,6 @@
 """Grading during generation changes no byte; an evaluation counts the graders that failed and raises the alarm."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,7 +23,7 @@ from verizero.pipeline.whole_run import train
 pytestmark = pytest.mark.run  # whole runs
 
 
-def test_weights_and_lines_are_those_of_grading_at_the_end(tmp_path: Path) -> None:
+def test_weights_and_lines_are_those_of_grading_at_the_end(tmp_path):
     """Also with a further reward, and with greedy responses, whose places come after all others."""
     components = [{"verifier": {"name": "length"}, "weight": 0.5}]
     ends = []
@@ -41,12 +39,12 @@ def test_weights_and_lines_are_those_of_grading_at_the_end(tmp_path: Path) -> No
     assert ends[0] == ends[1]
 
 
-def test_responses_are_graded_while_others_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_responses_are_graded_while_others_are_written(tmp_path, monkeypatch):
     """With the embedded engine, in RL and in evaluation."""
-    added: list[int] = []
+    added = []
     add = EarlyGrading.add
 
-    def counted(self: EarlyGrading, ended: Any, offset: int = 0) -> None:
+    def counted(self, ended, offset=0):
         added.append(len(ended))
         add(self, ended, offset)
 
@@ -62,7 +60,7 @@ def test_responses_are_graded_while_others_are_written(tmp_path: Path, monkeypat
     assert "graders at work" in Reader(build_page(tmp_path / "run").read_text()).text
 
 
-def test_an_evaluation_counts_failed_graders_and_raises_the_alarm(tmp_path: Path) -> None:
+def test_an_evaluation_counts_failed_graders_and_raises_the_alarm(tmp_path):
     with session_of(tmp_path, scoring={"retries": 0, "overlap": False}) as session:
         evaluate(session, Item("evaluate", "base", "base"), unwrapped)
         lose(session, 4, Verdict("sandbox_error", reason="lost <b>"))

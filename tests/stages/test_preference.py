@@ -1,8 +1,6 @@
 """Preference stages: pairs made here or read from files, the reference kept, resumed; and groups that are ranked."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,7 +9,6 @@ from tests.stages.marks import MARKED
 from tests.stages.sessions import go, train_model
 from tests.stages.start import start
 from tests.stages.tiny import tiny
-from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import DataError, RunError
 from verizero.pipeline.host.disk import read_jsonl
 from verizero.pipeline.report.progress import Progress
@@ -23,14 +20,14 @@ NEAR = 1e-5
 SAMPLED = {"prompts": 16, "samples": 6, "pairing": {"per_prompt": 2}}
 
 
-def recipe(policy: str = "", **preference: Any) -> RunConfig:
+def recipe(policy="", **preference):
     """A preference stage alone, from that policy, with marks by chance; or from one that knows nothing."""
     section = {"loss": {"name": "dpo"}, "steps": 4, "batch_size": 4, "sampled": SAMPLED, "optimizer": CALM}
-    given: dict[str, Any] = {"stages": ["preference"], "preference": {**section, **preference}}
+    given = {"stages": ["preference"], "preference": {**section, **preference}}
     return tiny({**given, "evaluation": {"before_training": False}}, [policy, MARKED] if policy else [])
 
 
-def rows(folder: Path, kind: str) -> list[dict[str, Any]]:
+def rows(folder, kind):
     return [
         r
         for r in read_jsonl(folder / "metrics.jsonl")
@@ -39,7 +36,7 @@ def rows(folder: Path, kind: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.run
-def test_a_verifier_is_enough_right_answers_against_wrong_ones_of_the_policy(tmp_path: Path) -> None:
+def test_a_verifier_is_enough_right_answers_against_wrong_ones_of_the_policy(tmp_path):
     train_model(recipe(start()), tmp_path, tmp_path / "run")
     pairs = read_jsonl(tmp_path / "run/stages/preference/pairs-1.jsonl")
     assert pairs
@@ -67,8 +64,8 @@ BREAKS = [("sample", 1), ("train", 2), ("train", 2)]
     ids=["sampled once", "sampled in every part", "sampled once and broken off"],
 )
 def test_parts_have_their_own_pairs_and_each_its_own_reference_also_after_a_break(
-    tmp_path: Path, every_part: bool, breaks: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, every_part, breaks, monkeypatch
+):
     monkeypatch.setattr("verizero.pipeline.stages._epochs.CHUNK_STEPS", 2)
     # Of 30 prompts, so that none comes twice.
     config = recipe(start(), parts=2, sampled={**SAMPLED, "prompts": 15, "every_part": every_part})
@@ -91,9 +88,7 @@ def test_parts_have_their_own_pairs_and_each_its_own_reference_also_after_a_brea
 
 
 @pytest.mark.run
-def test_a_reference_that_is_gone_is_not_made_anew_of_another_policy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reference_that_is_gone_is_not_made_anew_of_another_policy(tmp_path, monkeypatch):
     monkeypatch.setattr("verizero.pipeline.stages._epochs.CHUNK_STEPS", 1)
     with pytest.raises(Broken):
         run(recipe(start()), tmp_path / "run", ("train", 2))
@@ -102,7 +97,7 @@ def test_a_reference_that_is_gone_is_not_made_anew_of_another_policy(
         train(recipe(start()), tmp_path, tmp_path / "run", "must", Progress())
 
 
-def file_of(tmp_path: Path, pairs: list[dict[str, Any]]) -> dict[str, Any]:
+def file_of(tmp_path, pairs):
     (tmp_path / "pairs.jsonl").write_text("\n".join(json.dumps(p) for p in pairs))
     return {"file": "pairs.jsonl", "verifier": "math"}
 
@@ -113,7 +108,7 @@ WRONG = {"prompt": "8+8=", "chosen": "17", "rejected": "16", "answer": "16"}
 
 @pytest.mark.run
 @pytest.mark.usefixtures("pageless")
-def test_pairs_of_a_file_are_graded_and_counted_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_pairs_of_a_file_are_graded_and_counted_and_nothing_is_lost(tmp_path):
     bad = [
         {"prompt": "1+1=", "chosen": "2", "rejected": "2", "answer": "2"},
         {"prompt": "1+2=", "chosen": "3", "rejected": "", "answer": "3"},
@@ -136,7 +131,7 @@ def test_pairs_of_a_file_are_graded_and_counted_and_nothing_is_lost(tmp_path: Pa
 
 @pytest.mark.run
 @pytest.mark.parametrize("loss", ["kto", "apo_zero_unpaired"])
-def test_labelled_rows_train_losses_of_labels_and_no_other(tmp_path: Path, loss: str) -> None:
+def test_labelled_rows_train_losses_of_labels_and_no_other(tmp_path, loss):
     labelled = [
         {"prompt": f"{a}+9=", "completion": f"{a + (9 if a % 2 else 8)}", "label": bool(a % 2)} for a in range(8)
     ]
@@ -150,7 +145,7 @@ def test_labelled_rows_train_losses_of_labels_and_no_other(tmp_path: Path, loss:
 
 
 @pytest.mark.run
-def test_a_policy_that_never_differs_makes_no_pairs_and_says_what_to_do(tmp_path: Path) -> None:
+def test_a_policy_that_never_differs_makes_no_pairs_and_says_what_to_do(tmp_path):
     config = recipe(sampled={"prompts": 2, "samples": 2})
     with pytest.raises(DataError, match="0 pairs for 1 parts"):
         train_model(config, tmp_path, tmp_path / "run")
@@ -158,7 +153,7 @@ def test_a_policy_that_never_differs_makes_no_pairs_and_says_what_to_do(tmp_path
 
 @pytest.mark.run
 @pytest.mark.parametrize(("loss", "schedule"), [("dpo", "every_round"), ("simpo", None)])
-def test_online_the_best_of_a_group_trains_against_its_worst(tmp_path: Path, loss: str, schedule: str | None) -> None:
+def test_online_the_best_of_a_group_trains_against_its_worst(tmp_path, loss, schedule):
     section = {"loss": {"name": loss}, "rounds": 2, "steps_per_round": 2, "prompts_per_step": 3, "group_size": 6}
     section |= {"optimizer": CALM, "reference": None if schedule is None else {"schedule": schedule}}
     changes = {"stages": ["online_preference"], "sft": None, "online_preference": section}

@@ -2,9 +2,6 @@
 
 import functools
 import threading
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,33 +14,30 @@ from tests.stages.start import ONLY_RL, start
 from tests.stages.tiny import tiny
 from verizero.pipeline.errors import EngineError
 from verizero.pipeline.report.progress import Progress
-from verizero.pipeline.rollout.engine import Completion
 from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.run.rollouts import AheadSource
-from verizero.pipeline.run.session import Session
 from verizero.pipeline.stages.rl import rl_phases
-from verizero.pipeline.types import Group, Rollout, StepMetrics
 
 pytestmark = pytest.mark.run  # whole runs
 
 SIX = (GRPO, "rl.steps_per_round=6")
 
 
-def ahead(most: int) -> tuple[str, ...]:
+def ahead(most):
     return (f"rollout.max_staleness={most}",)
 
 
 @functools.cache
-def versions(*overrides: str) -> list[list[int]]:
+def versions(*overrides):
     """For each step, the versions (of its first policy: 0) that sampled what it trained on."""
     _, calls = run(*overrides)
-    trained: list[list[Group]] = [arguments[0] for arguments, _ in calls["update"]]
+    trained = [arguments[0] for arguments, _ in calls["update"]]
     drawn = [[m.rollout.policy_version for g in groups for m in g.members] for groups in trained]
     return [[v - drawn[0][0] for v in sorted(set(one))] for one in drawn]
 
 
 @pytest.mark.parametrize("most", [0, 2, *(pytest.param(n, marks=pytest.mark.nightly) for n in (1, 3))])
-def test_step_s_is_sampled_by_the_policy_of_step_s_minus_k_and_says_so(most: int) -> None:
+def test_step_s_is_sampled_by_the_policy_of_step_s_minus_k_and_says_so(most):
     assert versions(*SIX, *ahead(most)) == [[max(0, step - most)] for step in range(6)]
     steps, calls = run(*SIX, *ahead(most))
     if most == 0:
@@ -60,19 +54,19 @@ def test_step_s_is_sampled_by_the_policy_of_step_s_minus_k_and_says_so(most: int
 class Weights:
     """Remembers the weights of every version, and scores responses with them."""
 
-    def __init__(self) -> None:
-        self.kept: dict[int, dict[str, torch.Tensor]] = {}
+    def __init__(self):
+        self.kept = {}
         self.first = 0
 
-    def update(self, session: Session, plain: Any, groups: Sequence[Group]) -> StepMetrics:
+    def update(self, session, plain, groups):
         model, version = session.workers.backend.model, session.state.policy_version
         self.kept[version] = {k: v.clone() for k, v in model.state_dict().items()}
         self.check(session, [m.rollout for g in groups for m in g.members])
         model.load_state_dict(self.kept[version])
-        metrics: StepMetrics = plain(groups)
+        metrics = plain(groups)
         return metrics
 
-    def scored(self, session: Session, rollout: Rollout, version: int) -> torch.Tensor:
+    def scored(self, session, rollout, version):
         """[T] log-probs of the response's tokens by the policy of that version."""
         session.workers.backend.model.load_state_dict(self.kept[version])
         ids = torch.tensor([[*rollout.prompt_ids, *rollout.response_ids]])
@@ -81,13 +75,13 @@ class Weights:
             found, _ = session.workers.backend.logprobs(ids, where, 1.0)
         return found[0, len(rollout.prompt_ids) :]
 
-    def check(self, session: Session, rollouts: Sequence[Rollout]) -> None:
+    def check(self, session, rollouts):
         for rollout in rollouts:
             wanted = self.scored(session, rollout, rollout.policy_version)
             assert torch.allclose(torch.tensor(rollout.logprobs), wanted, atol=1e-4)
 
 
-def test_responses_are_of_the_weights_they_name_though_others_are_trained_meanwhile(tmp_path: Path) -> None:
+def test_responses_are_of_the_weights_they_name_though_others_are_trained_meanwhile(tmp_path):
     watch = Weights()
     overrides = ["rl.select.keep=all", "rl.rounds=1", "data.evaluation=[]", "rl.optimizer.learning_rate=0.01"]
     begun = [start("sft.steps=60"), *ONLY_RL, *SIX, *ahead(3)]
@@ -96,15 +90,15 @@ def test_responses_are_of_the_weights_they_name_though_others_are_trained_meanwh
     assert len(watch.kept) == 6
 
 
-AHEAD: dict[str, Any] = {"rollout": {"max_staleness": 1}, "rl": {"select": {"keep": "all"}}}
+AHEAD = {"rollout": {"max_staleness": 1}, "rl": {"select": {"keep": "all"}}}
 
 
-def in_its_thread(session: Session, act: Callable[[], None]) -> None:
+def in_its_thread(session, act):
     """Let the session's engine do that before it generates in the thread of generation."""
     engine = session.workers.rollouts.engine
 
     class Acts(ScriptedEngine):
-        def generate(self, *arguments: Any, **named: Any) -> list[list[Completion]]:
+        def generate(self, *arguments, **named):
             if threading.current_thread() is not threading.main_thread():
                 act()
             return super().generate(*arguments, **named)
@@ -112,11 +106,11 @@ def in_its_thread(session: Session, act: Callable[[], None]) -> None:
     session.workers.rollouts.generation.engine = Acts(engine.script, engine.eos_id)
 
 
-def test_generation_goes_on_while_the_update_runs(tmp_path: Path) -> None:
+def test_generation_goes_on_while_the_update_runs(tmp_path):
     """Each would wait for the other for ever if they took turns."""
     updating, drawing = threading.Event(), threading.Event()
 
-    def meet() -> None:
+    def meet():
         drawing.set()
         assert updating.wait(60)
 
@@ -124,7 +118,7 @@ def test_generation_goes_on_while_the_update_runs(tmp_path: Path) -> None:
         in_its_thread(session, meet)
         plain = rl_phases(session).update
 
-        def update(groups: Sequence[Group]) -> StepMetrics:
+        def update(groups):
             if session.state.rl_step == 0:
                 updating.set()
                 assert drawing.wait(60)
@@ -134,8 +128,8 @@ def test_generation_goes_on_while_the_update_runs(tmp_path: Path) -> None:
         assert [r["metrics"]["staleness/max"] for r in rows(session)] == [0, 1, 1]
 
 
-def test_what_fails_in_the_thread_ends_the_run(tmp_path: Path) -> None:
-    def fail() -> None:
+def test_what_fails_in_the_thread_ends_the_run(tmp_path):
+    def fail():
         raise EngineError("the cable was cut")
 
     with session_of(tmp_path, **AHEAD) as session:
@@ -144,7 +138,7 @@ def test_what_fails_in_the_thread_ends_the_run(tmp_path: Path) -> None:
             train_round(session)
 
 
-def test_nothing_is_in_flight_after_the_last_round_nor_past_the_budget(tmp_path: Path) -> None:
+def test_nothing_is_in_flight_after_the_last_round_nor_past_the_budget(tmp_path):
     each = 6 * 30
     changes = {"rl": {"max_tokens": 4 * 3 * each, "select": {"keep": "all"}}, "rollout": {"max_staleness": 2}}
     with session_of(tmp_path, **changes) as session:
@@ -159,7 +153,7 @@ def test_nothing_is_in_flight_after_the_last_round_nor_past_the_budget(tmp_path:
 CARRIES = ("rl.select.keep=informative", "rl.prompts_per_step=2", "rl.select.max_refills=6", "sft.steps=120")
 
 
-def test_groups_carried_over_are_off_policy_in_the_next_step() -> None:
+def test_groups_carried_over_are_off_policy_in_the_next_step():
     steps, _ = run("rl.algorithm={name: grpo, kl_coef: 0}", "rl.steps_per_round=8", SOME_FLAT, *CARRIES)
     carried = [m for m in steps if m["groups/carried_in"] > 0 and not m["update/skipped"]]
     assert carried, "no group was carried over: the recipe no longer shows it"
@@ -171,7 +165,7 @@ def test_groups_carried_over_are_off_policy_in_the_next_step() -> None:
     assert all("rows/off_policy" not in m and abs(m["policy_kl/k3"]) < 1e-9 for m in fresh)
 
 
-def test_a_cut_that_is_kept_leaves_no_mismatch_and_one_that_is_not_does() -> None:
+def test_a_cut_that_is_kept_leaves_no_mismatch_and_one_that_is_not_does():
     kept, calls = run(V32, *CUT)
     lost, _ = run("rl.algorithm={name: deepseek_v32, keep_sampling: false, allow: [cut_sampling]}", *CUT)
     assert all(abs(m["mismatch/k3"]) < 1e-9 for m in kept)
@@ -187,7 +181,7 @@ def test_a_cut_that_is_kept_leaves_no_mismatch_and_one_that_is_not_does() -> Non
             assert max(r.kept.sizes) <= 12
 
 
-def test_a_recorded_set_is_bounded_and_how_often_is_said_and_without_a_cut_nothing_is_recorded() -> None:
+def test_a_recorded_set_is_bounded_and_how_often_is_said_and_without_a_cut_nothing_is_recorded():
     steps, calls = run(V32, "rollout.top_p=0.99", "rollout.max_kept=2")
     assert all(max(r.kept.sizes) <= 2 for _, rollouts in calls["generate"] for r in rollouts)
     assert all(m["sampling/bounded"] > 0.05 and abs(m["mismatch/k3"]) < 1e-9 for m in steps)
@@ -196,7 +190,7 @@ def test_a_recorded_set_is_bounded_and_how_often_is_said_and_without_a_cut_nothi
     assert all("sampling/kept_mean" not in m and "routing/changed" not in m for m in steps)
 
 
-def test_experts_are_replayed_through_the_loop() -> None:
+def test_experts_are_replayed_through_the_loop():
     steps, calls = run(V32, *EXPERTS, *CUT, MARKED, "rl.algorithm.num_minibatches=3", "rl.optimizer.learning_rate=0.05")
     plain, _ = run("rl.algorithm={name: deepseek_v32, keep_routing: false}", *EXPERTS, *CUT)
     for _, rollouts in calls["generate"]:

@@ -1,7 +1,5 @@
 """Runs killed at any moment and started again end with the bytes of a run never killed, whatever they hold."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.stages.broken import killed
@@ -14,7 +12,7 @@ from verizero.pipeline.config.run import RunConfig
 
 
 @pytest.mark.run
-def test_killed_and_resumed_equals_never_killed(tmp_path: Path) -> None:
+def test_killed_and_resumed_equals_never_killed(tmp_path):
     killed(tmp_path, "anywhere", *started())
 
 
@@ -72,7 +70,7 @@ DAILY = (
 
 @pytest.mark.run
 @pytest.mark.parametrize("case", [c if c in DAILY else pytest.param(c, marks=pytest.mark.nightly) for c in CASES])
-def test_with_an_algorithm_that_holds_more_than_a_policy(case: str, tmp_path: Path) -> None:
+def test_with_an_algorithm_that_holds_more_than_a_policy(case, tmp_path):
     policy = EXPERTS if "experts" in case else ()
     begun = start("sft.steps=60", *policy)
     killed(tmp_path, "around updates", begun, *ONLY_RL, *FEW, *CASES[case])
@@ -99,12 +97,12 @@ STAGES = [
 ]
 
 
-def test_every_kind_is_tried() -> None:
+def test_every_kind_is_tried():
     stages = tiny(overrides=STAGES).stages
     assert {s.kind for s in stages} == set(RunConfig.kinds())
     assert [s.name for s in stages] == list(IN_EACH_STAGE)
 
 
 @pytest.mark.run
-def test_killed_before_and_in_every_stage_a_run_ends_as_if_never_killed(tmp_path: Path) -> None:
+def test_killed_before_and_in_every_stage_a_run_ends_as_if_never_killed(tmp_path):
     killed(tmp_path, "in each stage", start(), "sft.steps=25", *STAGES)

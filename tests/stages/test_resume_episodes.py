@@ -2,7 +2,6 @@
 
 import json
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -26,13 +25,13 @@ SHORT = (
 
 
 @pytest.mark.parametrize("staleness", [0, pytest.param(1, marks=pytest.mark.nightly)])  # 1: below, too
-def test_killed_and_resumed_equals_never_killed(staleness: int, tmp_path: Path) -> None:
+def test_killed_and_resumed_equals_never_killed(staleness, tmp_path):
     sources = f"data.train=[{{{NUMBERS}}}]"
     killed(tmp_path, "in turns", *FEW, sources, f"rollout.max_staleness={staleness}")
 
 
 @pytest.mark.nightly
-def test_a_shipped_recipe_that_shares_tokens_is_resumed_as_if_never_killed(tmp_path: Path) -> None:
+def test_a_shipped_recipe_that_shares_tokens_is_resumed_as_if_never_killed(tmp_path):
     recipe = ROOT / "configs" / "episodes" / "sql.yaml"
     killed(tmp_path, "in turns", str(recipe), *FEW, *SHORT, "rollout.max_staleness=1")
     assert all(step.metrics["tree/ratio"] > 1.2 for step in read_run(tmp_path / "whole").rl_steps)
@@ -59,7 +58,7 @@ print(word)
 """Asks three times; does not end by itself when it is left alone."""
 
 
-def agent_in(folder: Path) -> str:
+def agent_in(folder):
     (folder / "asks.py").write_text(AGENT)
     command = [sys.executable, "-I", "-S", str(folder / "asks.py")]
     params = f"{{command: {json.dumps(command)}, answer: stdout, step_s: 60}}"
@@ -69,9 +68,7 @@ def agent_in(folder: Path) -> str:
 FEWER = (*FEW, "rl.steps_per_round=2", "rl.prompts_per_step=1")
 
 
-def test_agents_of_killed_runs_leave_nothing_and_the_same_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_agents_of_killed_runs_leave_nothing_and_the_same_bytes(tmp_path, monkeypatch):
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setenv("TMPDIR", str(scratch))

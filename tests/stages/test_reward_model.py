@@ -5,7 +5,6 @@ import shutil
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from tests.stages.start import started
 from tests.stages.tiny import SUMS, tiny
 from verizero.pipeline.config.choices import VerifierChoice
 from verizero.pipeline.config.pairs import JudgedConfig, SampledPairsConfig
-from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.scoring import ScoringConfig
 from verizero.pipeline.errors import ConfigError, DataError, RunError
 from verizero.pipeline.host.disk import read_jsonl
@@ -33,13 +31,11 @@ from verizero.verifiers.base import load
 from verizero.verifiers.reward_model import Shown
 
 MARKED = [{"generator": {"name": "arithmetic", "params": SUMS}, "verifier": MARKS}]
-NO_RL: dict[str, Any] = {"rl": None, "sft": None, "data": {"evaluation": []}}
+NO_RL = {"rl": None, "sft": None, "data": {"evaluation": []}}
 REWARD = {"name": "reward_model", "params": {"model": "stage:reward_model", "whiten": True}}
 
 
-def recipe(
-    stages: list[Any], changes: dict[str, Any] | None = None, overrides: tuple[str, ...] = (), **others: Any
-) -> RunConfig:
+def recipe(stages, changes=None, overrides=(), **others):
     sampled = {"sampled": {"prompts": 20, "samples": 6}, "held_out": 0.5}  # few prompts: a tenth may have no pair
     own = {"steps": 4, "batch_size": 8, **sampled, **(changes or {})}
     data = {"train": MARKED, **others.pop("data", {})}
@@ -48,7 +44,7 @@ def recipe(
 
 
 @pytest.mark.run
-def test_rl_is_graded_by_the_model_of_the_stage_before_it(tmp_path: Path) -> None:
+def test_rl_is_graded_by_the_model_of_the_stage_before_it(tmp_path):
     rl = {"rounds": 1, "steps_per_round": 2, "reward": REWARD, "select": {"keep": "all"}}
     config = recipe(["sft", "reward_model", "rl"], rl=rl)
     run(config, tmp_path / "whole")
@@ -68,7 +64,7 @@ def test_rl_is_graded_by_the_model_of_the_stage_before_it(tmp_path: Path) -> Non
     assert not any(r["reason"].startswith("model_score") for r in judged)
 
 
-def test_a_model_is_trained_on_the_prompt_that_it_is_asked_about() -> None:
+def test_a_model_is_trained_on_the_prompt_that_it_is_asked_about():
     """With a message around the question too, of which a verifier is shown the question alone."""
     prompt = Prompt("p", "2+3=", "equations", "5", message="Add. 2+3=")
     members = []
@@ -77,13 +73,13 @@ def test_a_model_is_trained_on_the_prompt_that_it_is_asked_about() -> None:
         verdict = Verdict("graded", score, steps=((text, score),))
         members.append(ScoredRollout(rollout, verdict, score, steps=((1, score),)))
     group = Group(prompt, tuple(members))
-    item: Any = SimpleNamespace(stage="reward_model", round=1)
+    item = SimpleNamespace(stage="reward_model", round=1)
     lines = [*lines_of_group(0, group, SampledPairsConfig(), item), *lines_of_steps(group)]
     assert len(lines) == 3
     assert {line["prompt"] for line in lines} == {attempt_of(prompt, "5", "stop").prompt} == {"2+3="}
 
 
-def test_labels_are_those_of_the_verdicts_steps_that_end_in_a_piece() -> None:
+def test_labels_are_those_of_the_verdicts_steps_that_end_in_a_piece():
     response = Shown(list(range(9)), [3, 5, 8], ["7+8=15 ", "2+5+1=9</think>", "85"])
     line = {"id": "p/0", "response": "7+8=15 2+5+1=9</think>85", "steps": [["7+8=15", 1.0], ["2+5+1=9", 0.0]]}
     assert labelled(response, line) == LabelledSteps((0, 1, 2, 3, 4, 5), (3, 5), (True, False))
@@ -95,7 +91,7 @@ def test_labels_are_those_of_the_verdicts_steps_that_end_in_a_piece() -> None:
         labelled(response, {**line, "steps": []})
 
 
-def step_rows() -> list[dict[str, Any]]:
+def step_rows():
     """Sums of two steps; the second one is wrong in every other row."""
     sums = [(a, b) for a in range(1, 7) for b in range(1, 7)]
     return [
@@ -104,12 +100,12 @@ def step_rows() -> list[dict[str, Any]]:
     ]
 
 
-def step_file(folder: Path, rows: list[dict[str, Any]], step_end: str = "\n") -> dict[str, Any]:
+def step_file(folder, rows, step_end="\n"):
     return {**pair_file(folder, rows), "step_end": step_end}
 
 
 @pytest.mark.run
-def test_a_process_reward_model_learns_the_labels_of_a_file(tmp_path: Path) -> None:
+def test_a_process_reward_model_learns_the_labels_of_a_file(tmp_path):
     config = recipe(["reward_model"], step_file(tmp_path, step_rows()), **NO_RL)
     run(config, tmp_path / "whole")
     lines = read_jsonl(tmp_path / "whole" / "stages" / "reward_model" / "steps.jsonl")
@@ -136,9 +132,7 @@ def test_a_process_reward_model_learns_the_labels_of_a_file(tmp_path: Path) -> N
         (step_rows(), {"step_end": ";"}, r"labelled steps 1 and 2 are one piece, as reward_model\.step_end=';' has no"),
     ],
 )
-def test_rows_that_are_not_of_the_stages_form_are_refused(
-    rows: list[dict[str, Any]], changes: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_rows_that_are_not_of_the_stages_form_are_refused(rows, changes, message, tmp_path):
     with pytest.raises(DataError, match=message):
         run(recipe(["reward_model"], {**step_file(tmp_path, rows), **changes}, **NO_RL), tmp_path / "run")
 
@@ -159,21 +153,19 @@ STEPS_OF_FILE = {"pairs": [{"file": "a.jsonl", "verifier": "exact"}], "on_wrong_
         ({}, {"replay": 0.2}, r"replay=0\.2 without reward_model\.continues"),
     ],
 )
-def test_what_no_reward_model_can_be_trained_on_is_refused(
-    own: dict[str, Any], again: dict[str, Any], message: str
-) -> None:
+def test_what_no_reward_model_can_be_trained_on_is_refused(own, again, message):
     last = {"name": "reward_again", "kind": "reward_model", "with": again}
     with pytest.raises(ConfigError, match=message):
         recipe(["sft", "reward_model", last] if again else ["reward_model"], own)
 
 
-def pair_file(folder: Path, rows: list[dict[str, str]]) -> dict[str, Any]:
+def pair_file(folder, rows):
     (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return {"pairs": [{"file": "pairs.jsonl"}], "steps": 30, "batch_size": 16, "held_out": 0.3}
 
 
 @pytest.fixture(scope="module")
-def of_pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def of_pairs(tmp_path_factory):
     """The folder of a run on right answers against "x", and on two pairs that teach nothing."""
     folder = tmp_path_factory.mktemp("pairs")
     rows = [{"prompt": f"{a}+{b}=", "chosen": f"{a + b}", "rejected": "x"} for a in range(1, 7) for b in range(1, 7)]
@@ -183,7 +175,7 @@ def of_pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.run
-def test_pairs_of_a_file(of_pairs: Path) -> None:
+def test_pairs_of_a_file(of_pairs):
     assert len(read_jsonl(of_pairs / "stages" / "reward_model" / "pairs.jsonl")) == 36
     left_out = read_jsonl(of_pairs / "stages" / "reward_model" / "left_out.jsonl")
     assert [row["why"] for row in left_out] == ["with equal sides", "with an empty side"]
@@ -191,10 +183,10 @@ def test_pairs_of_a_file(of_pairs: Path) -> None:
 
 
 @pytest.mark.run
-def test_it_judges_groups_of_a_later_stage(of_pairs: Path) -> None:
-    here: Any = SimpleNamespace(ranks=ALONE, folder=of_pairs, base_dir=of_pairs.parent)
-    workers: Any = SimpleNamespace(graders=Graders(Scorer(ScoringConfig(), {})))
-    recorder: Any = SimpleNamespace(timed=lambda phase: nullcontext())
+def test_it_judges_groups_of_a_later_stage(of_pairs):
+    here = SimpleNamespace(ranks=ALONE, folder=of_pairs, base_dir=of_pairs.parent)
+    workers = SimpleNamespace(graders=Graders(Scorer(ScoringConfig(), {})))
+    recorder = SimpleNamespace(timed=lambda phase: nullcontext())
     members = tuple(
         ScoredRollout(Rollout("p", i, (1,), (2,), (-0.1,), text, "stop", 0), Verdict("graded", 0.0), 0.0)
         for i, text in enumerate(["x", "5"])
@@ -205,14 +197,14 @@ def test_it_judges_groups_of_a_later_stage(of_pairs: Path) -> None:
     assert good > 0.5 > bad
 
 
-def test_one_prompt_cannot_be_divided(tmp_path: Path) -> None:
+def test_one_prompt_cannot_be_divided(tmp_path):
     rows = [{"prompt": "1+1=", "chosen": "2", "rejected": str(n)} for n in range(3, 9)]
     with pytest.raises(DataError, match=r"6 pairs to train on and 0 held out"):
         run(recipe(["reward_model"], pair_file(tmp_path, rows), **NO_RL), tmp_path / "run")
 
 
 @pytest.mark.run
-def test_the_verifier_asks_as_the_model_was_trained(of_pairs: Path, tmp_path: Path) -> None:
+def test_the_verifier_asks_as_the_model_was_trained(of_pairs, tmp_path):
     folder = Path(shutil.copytree(of_pairs / "stages" / "reward_model" / "model", tmp_path / "model"))
     known = json.loads((folder / "reward.json").read_text())
     asked = [Attempt("7", None, "3+4=", False), Attempt("x", None, "3+4=", False)]
@@ -233,9 +225,9 @@ def test_the_verifier_asks_as_the_model_was_trained(of_pairs: Path, tmp_path: Pa
     assert whole.score != good.score
 
 
-def test_a_checkpoint_without_the_stages_model_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_without_the_stages_model_is_refused(tmp_path):
     for start in (None, tmp_path):
         run, state = SimpleNamespace(resumed_from=start), SimpleNamespace(step=1)
-        session: Any = SimpleNamespace(workers=SimpleNamespace(backend=None), run=run, state=state)
+        session = SimpleNamespace(workers=SimpleNamespace(backend=None), run=run, state=state)
         with pytest.raises(RunError, match="is missing"):
             open_model(session, recipe(["reward_model"], **NO_RL).reward_model, 4)  # type: ignore[arg-type]

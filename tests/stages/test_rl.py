@@ -1,10 +1,7 @@
 """The phases of a step: greedy baselines, several rewards, demonstrations, entropy and temperature."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,26 +9,25 @@ from tests.loop.scripted import group_of, loop_of
 from tests.scripted_engine import ScriptedEngine
 from tests.stages.sessions import rows, session_of, train_round
 from verizero.pipeline.rl.parts import PolicyParams
-from verizero.pipeline.run.session import Session
 from verizero.pipeline.stages.rl import rl_phases, select_groups, with_baseline
 
 SIZE = 6
 """Responses of a group of the tiny recipe."""
 NO_KL = {"kl_coef": 0, "allow": []}
 """The tiny recipe's own algorithm without its KL."""
-TWO: dict[str, Any] = {
+TWO = {
     "components": [{"verifier": {"name": "length", "params": {"max_length": 30, "buffer": 25}}, "weight": 0.25}],
     "truncated": None,
 }
 """Rewards of the row's verifier and of the response's length."""
 
 
-def algorithm(name: str, **params: Any) -> dict[str, Any]:
+def algorithm(name, **params):
     """A section of RL with this algorithm, which trains on every group."""
     return {"algorithm": {"name": name, **params}, "select": {"keep": "all"}}
 
 
-def varied(session: Session) -> Session:
+def varied(session):
     """The session, whose answers are of several lengths: right ones behind spaces, by their seed."""
     engine = session.workers.rollouts.engine
     script, (space,) = engine.script, session.run.data.renderer.text_ids(" ")[:1]
@@ -43,11 +39,11 @@ def varied(session: Session) -> Session:
 
 class TestGreedyBaseline:
     @pytest.fixture(scope="class")
-    def session(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    def session(self, tmp_path_factory):
         with session_of(tmp_path_factory.mktemp("remax"), rl=algorithm("remax")) as session:
             yield session
 
-    def test_each_prompt_has_one_greedy_response_more_whose_tokens_are_counted(self, session: Session) -> None:
+    def test_each_prompt_has_one_greedy_response_more_whose_tokens_are_counted(self, session):
         prompts = session.run.data.train[:3]
         before = session.state.stage.num_tokens
         rollouts = rl_phases(session).generate(prompts, 0).rollouts
@@ -55,7 +51,7 @@ class TestGreedyBaseline:
         assert len(rollouts) == 3 * (SIZE + 1)
         assert session.state.stage.num_tokens - before == sum(len(r.response_ids) for r in rollouts)
 
-    def test_the_baseline_is_the_greedy_responses_own_reward(self, session: Session) -> None:
+    def test_the_baseline_is_the_greedy_responses_own_reward(self, session):
         prompts, phases = session.run.data.train[:12], rl_phases(session)
         generated = phases.generate(prompts, 0)
         groups, tally = phases.verify(prompts, generated)
@@ -66,18 +62,18 @@ class TestGreedyBaseline:
             assert len(group.members) == SIZE
         assert {g.greedy_reward for g in groups} == {0.0, 1.0}
 
-    def test_greedy_responses_do_not_disturb_the_sampled_ones(self, session: Session, tmp_path: Path) -> None:
+    def test_greedy_responses_do_not_disturb_the_sampled_ones(self, session, tmp_path):
         prompts = session.run.data.train[:3]
         with session_of(tmp_path, rl=algorithm("reinforce")) as plain:
             without = rl_phases(plain).generate(prompts, 0).rollouts
         assert rl_phases(session).generate(prompts, 0).rollouts[: -len(prompts)] == without
 
-    def test_length_counts_against_the_baseline_as_against_the_others(self) -> None:
+    def test_length_counts_against_the_baseline_as_against_the_others(self):
         params = PolicyParams(overlong_buffer=0.5, overlong_factor=2.0)
         (group,) = with_baseline([group_of(0, [1.0, 1.0])], [group_of(0, [1.0], length=9)], params, 10)
         assert group.greedy_reward == 1.0 + params.length_penalty(9, 10) < 1.0 - 0.25
 
-    def test_a_prompt_whose_baseline_was_not_graded_does_not_train(self) -> None:
+    def test_a_prompt_whose_baseline_was_not_graded_does_not_train(self):
         loop = loop_of(rl=algorithm("remax"))
         lost, good = (replace(group_of(0, [0.0, 1.0]), greedy_reward=g) for g in (None, 0.0))
         kept, counts = select_groups(loop.setup, loop.recorder, [lost, good])
@@ -86,16 +82,16 @@ class TestGreedyBaseline:
 
 
 class TestComponents:
-    def test_gdpo_weighs_them_as_the_recipe_does(self) -> None:
+    def test_gdpo_weighs_them_as_the_recipe_does(self):
         parts = loop_of(rl=algorithm("gdpo"), scoring=TWO).setup.algorithm
         assert parts.advantage.options["weights"] == (1.0, 0.25)
 
-    def test_another_algorithm_takes_the_sum(self, tmp_path: Path) -> None:
-        batches: list[list[Any]] = []
+    def test_another_algorithm_takes_the_sum(self, tmp_path):
+        batches = []
         with session_of(tmp_path, rl=algorithm("grpo", **NO_KL), scoring=TWO) as session:
             update = rl_phases(varied(session)).update
 
-            def watched(groups: Any) -> Any:
+            def watched(groups):
                 batches.append([m for g in groups for m in g.members])
                 return update(groups)
 
@@ -109,7 +105,7 @@ class TestComponents:
             assert m["reward/mean"] == pytest.approx(sum(x.reward for x in members) / len(members), rel=1e-5)
             assert m["reward/component/1"] > 0
 
-    def test_evaluation_asks_the_rows_own_verifier_alone(self, tmp_path: Path) -> None:
+    def test_evaluation_asks_the_rows_own_verifier_alone(self, tmp_path):
         with session_of(tmp_path, rl=algorithm("gdpo"), scoring=TWO) as session:
             prompts = {p.id: p for p in session.run.data.train[:1]}
             rollouts = rl_phases(session).generate(list(prompts.values()), 0).rollouts[:1]
@@ -122,7 +118,7 @@ class TestComponents:
 
 
 @pytest.mark.run
-def test_demonstrations_join_each_update_of_a_run_without_sft_too(tmp_path: Path) -> None:
+def test_demonstrations_join_each_update_of_a_run_without_sft_too(tmp_path):
     with session_of(tmp_path, rl={**algorithm("reinforce", ptx_coef=0.5), "ptx_batch_size": 5}) as session:
         train_round(session)
         metrics = [r["metrics"] for r in rows(session)]

@@ -2,8 +2,6 @@
 
 import json
 from collections import Counter
-from pathlib import Path
-from typing import Any
 from zlib import crc32
 
 import pytest
@@ -13,7 +11,6 @@ from tests.stages.broken import run
 from tests.stages.marks import MARKED
 from tests.stages.start import started
 from tests.stages.tiny import tiny
-from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.sample import KeepConfig
 from verizero.pipeline.data.prompts import answer_of
 from verizero.pipeline.errors import DataError, EngineError
@@ -23,7 +20,7 @@ from verizero.pipeline.stages.sample import REASONS, select_answers
 from verizero.pipeline.types import Prompt, Rollout, ScoredRollout, Verdict
 
 
-def recipe(changes: dict[str, Any] | None = None, stages: list[Any] | None = None) -> RunConfig:
+def recipe(changes=None, stages=None):
     again = {"name": "again", "kind": "sft", "with": {"steps": 3, "demonstrations": "sample"}}
     return tiny(
         {
@@ -36,7 +33,7 @@ def recipe(changes: dict[str, Any] | None = None, stages: list[Any] | None = Non
 
 
 @pytest.mark.run
-def test_what_is_kept_is_right_and_says_where_it_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_kept_is_right_and_says_where_it_comes_from(tmp_path, monkeypatch):
     monkeypatch.setattr(sample, "SAMPLED_AT_ONCE", 12)
     run(recipe(), tmp_path / "whole")
     left = read_jsonl(tmp_path / "whole" / "stages" / "sample" / "demonstrations.jsonl")
@@ -58,7 +55,7 @@ def test_what_is_kept_is_right_and_says_where_it_comes_from(tmp_path: Path, monk
 
 
 @pytest.mark.run
-def test_hints_find_answers_that_stand_under_the_plain_question(tmp_path: Path) -> None:
+def test_hints_find_answers_that_stand_under_the_plain_question(tmp_path):
     hint = {"samples": 2, "prompts": 20, "hint": "{answer} {question}", "keep": {}}
     run(recipe(hint, ["sft", "sample"]), tmp_path)
     (row,) = [r["metrics"] for r in read_jsonl(tmp_path / "metrics.jsonl") if r["kind"] == "sample"]
@@ -75,21 +72,21 @@ def test_hints_find_answers_that_stand_under_the_plain_question(tmp_path: Path) 
     [("48", "48"), (48, "48"), ({"answer": "B", "choices": ["x", "y"]}, "B"), ({"tests": [[1, 2]]}, None), ([1], None)],
     ids=["text", "number", "choice", "tests", "list"],
 )
-def test_a_hint_says_texts_and_numbers_and_no_tests(reference: Any, said: str | None) -> None:
+def test_a_hint_says_texts_and_numbers_and_no_tests(reference, said):
     assert answer_of(Prompt(id="p", question="?", verifier="math", reference=reference, domain="d")) == said
 
 
 @pytest.mark.run
-def test_a_stage_that_keeps_nothing_says_so(tmp_path: Path) -> None:
+def test_a_stage_that_keeps_nothing_says_so(tmp_path):
     with pytest.raises(DataError, match=r"sample: no answer was kept.*sample\.samples"):
         run(tiny({"stages": ["sample"], "rl": None, "sample": {"samples": 2, "prompts": 3}}), tmp_path)
 
 
 @pytest.mark.run
-def test_an_endpoint_is_a_source_too(tmp_path: Path) -> None:
-    asked: list[dict[str, Any]] = []
+def test_an_endpoint_is_a_source_too(tmp_path):
+    asked = []
 
-    def teach(path: str, content: bytes, key: str | None) -> tuple[int, Any]:
+    def teach(path, content, key):
         """Answer sums rightly for even seeds, wrongly for odd ones, and at times in characters nobody knows."""
         asked.append(body := json.loads(content))
         a, b = body["messages"][-1]["content"].rstrip("=").split("+")
@@ -116,13 +113,13 @@ def test_an_endpoint_is_a_source_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.run
-def test_an_endpoint_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_an_endpoint_that_is_not_there_is_named(tmp_path):
     silent = {"url": "http://127.0.0.1:9/v1", "model": "big", "retries": 0}
     with pytest.raises(EngineError, match=r"endpoint at http://127.0.0.1:9/v1 failed"):
         run(recipe({"endpoint": silent, "prompts": 2}, ["sample"]), tmp_path)
 
 
-def answer(sample: int, text: str, score: float = 1.0, cut: bool = False, status: Any = "graded") -> ScoredRollout:
+def answer(sample, text, score=1.0, cut=False, status="graded"):
     ids = tuple(range(len(text) + (not cut)))
     rollout = Rollout("p", sample, (1,), ids, (-1.0,) * len(ids), text, "length" if cut else "stop", 0)
     return ScoredRollout(rollout, Verdict(status, score, "why"), None if status == "verifier_error" else score)
@@ -143,7 +140,7 @@ ALL = [
 ]
 
 
-def kept(**changes: Any) -> tuple[list[int], dict[str, int]]:
+def kept(**changes):
     found, counts = select_answers(ALL, KeepConfig(**changes))
     assert sum(counts.values()) + len(found) == len(ALL), "every answer is kept or counted"
     assert set(counts) == set(REASONS)

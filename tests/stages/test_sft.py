@@ -1,15 +1,12 @@
 """Training on texts: how long, on what, without padding, evaluated on the way, and resumed after a break."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.stages.broken import run
 from tests.stages.sessions import go
 from tests.stages.tiny import tiny
-from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.data.texts import pieces
 from verizero.pipeline.errors import DataError
 from verizero.pipeline.host.disk import read_jsonl
@@ -18,20 +15,20 @@ from verizero.pipeline.run.opening import open_run, prepare_run
 from verizero.pipeline.stages.pretrain import text_rows
 
 
-def sft(changes: dict[str, Any], **others: Any) -> RunConfig:
+def sft(changes, **others):
     return tiny({"stages": ["sft"], "rl": None, "sft": {"steps": 6, **changes}, **others})
 
 
-def pretrain(changes: dict[str, Any], **others: Any) -> RunConfig:
+def pretrain(changes, **others):
     return tiny({"stages": ["pretrain"], "sft": None, "rl": None, "pretrain": changes, **others})
 
 
-def rows(folder: Path, kind: str) -> list[dict[str, Any]]:
+def rows(folder, kind):
     return [line for line in read_jsonl(folder / "metrics.jsonl") if line["kind"] == kind]
 
 
 @pytest.mark.run
-def test_epochs_go_through_all_demonstrations(tmp_path: Path) -> None:
+def test_epochs_go_through_all_demonstrations(tmp_path):
     run(sft({"steps": None, "epochs": 1.5, "batch_size": 64}), tmp_path)
     assert len(rows(tmp_path, "step")) == 8, "300 demonstrations x 1.5 / 64, rounded up"
 
@@ -45,7 +42,7 @@ BAD = [
 ]
 
 
-def shown(folder: Path, demonstrations: list[dict[str, Any]]) -> RunConfig:
+def shown(folder, demonstrations):
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in demonstrations) + "{torn\n")
     source = {"file": "rows.jsonl", "verifier": "math", "on_bad_row": "skip"}
     return sft({"steps": 2}, data={"demonstrations": [source], "evaluation": []})
@@ -53,7 +50,7 @@ def shown(folder: Path, demonstrations: list[dict[str, Any]]) -> RunConfig:
 
 @pytest.mark.run
 @pytest.mark.usefixtures("pageless")
-def test_rows_that_teach_nothing_are_counted_named_and_kept(tmp_path: Path) -> None:
+def test_rows_that_teach_nothing_are_counted_named_and_kept(tmp_path):
     said = go(shown(tmp_path, [*BAD, *GOOD]), tmp_path)
     lines = read_jsonl(tmp_path / "run/stages/sft/left_out.jsonl")
     why = {line["row"]["id"] if isinstance(line["row"], dict) else "torn": line["why"] for line in lines}
@@ -75,13 +72,13 @@ def test_rows_that_teach_nothing_are_counted_named_and_kept(tmp_path: Path) -> N
     assert all(words in line for words in ("sft: demonstrations", "6 of them", "7 rows", "long: 95 tokens", "64"))
 
 
-def test_a_stage_whose_demonstrations_all_are_too_long_says_so(tmp_path: Path) -> None:
+def test_a_stage_whose_demonstrations_all_are_too_long_says_so(tmp_path):
     with pytest.raises(DataError, match=r"'sft'.* 1 past the context"):
         run(shown(tmp_path, BAD[3:]), tmp_path / "run")
 
 
 @pytest.mark.run
-def test_texts_of_files_are_trained_on_whole(tmp_path: Path) -> None:
+def test_texts_of_files_are_trained_on_whole(tmp_path):
     (tmp_path / "a.txt").write_text("1+2=3, " * 40)
     (tmp_path / "b.jsonl").write_text('{"text": "4+4=8"}\n{"text": ""}\n{"body": "7"}\n')
     long = {"text": ["a.txt", {"file": "b.jsonl", "on_bad_row": "skip"}], "epochs": 1, "batch_size": 4}
@@ -107,7 +104,7 @@ def test_texts_of_files_are_trained_on_whole(tmp_path: Path) -> None:
         ([{"file": "rows.jsonl", "on_bad_row": "skip"}], "rows.jsonl"),
     ],
 )
-def test_files_without_text_are_refused(tmp_path: Path, text: list[Any], words: str) -> None:
+def test_files_without_text_are_refused(tmp_path, text, words):
     (tmp_path / "empty.txt").write_text(" \n")
     (tmp_path / "rows.jsonl").write_text('{"words": "1"}\n')
     with pytest.raises(DataError, match=words):
@@ -115,7 +112,7 @@ def test_files_without_text_are_refused(tmp_path: Path, text: list[Any], words: 
 
 
 @pytest.mark.parametrize("length", [2, 3, 4, 5, 6, 7, 8, 20])
-def test_pieces_predict_every_token_once(length: int) -> None:
+def test_pieces_predict_every_token_once(length):
     found = pieces(range(length), 4)
     predicted = [t for piece in found for t in piece[1:]]
     assert predicted == list(range(1, length))

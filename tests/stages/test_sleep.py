@@ -1,9 +1,6 @@
 """An engine on the trainer's GPU: it is asleep whenever anything trains, and wakes with the weights that it had."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,9 +11,7 @@ from tests.stages.start import start as begin
 from tests.stages.tiny import tiny
 from verizero.pipeline.errors import NonFiniteError
 from verizero.pipeline.report.progress import Progress
-from verizero.pipeline.rollout.engine import Completion, EndedReader, Request, Sampling
 from verizero.pipeline.run.opening import open_run
-from verizero.pipeline.run.session import Session
 from verizero.pipeline.train.reward_model import RewardModel
 
 pytestmark = pytest.mark.run  # whole runs
@@ -28,26 +23,24 @@ class Sleeper:
     is_fast = fallback_reason = None
     answers_threads = False
 
-    def __init__(self, engine: Any, model: Any) -> None:
+    def __init__(self, engine, model):
         self.engine, self.model = engine, model
         self.is_asleep = True
         self.published = self.present()
         self.num_woken = 0
 
-    def present(self) -> list[torch.Tensor]:
+    def present(self):
         return [p.detach().clone() for p in self.model.parameters()]
 
     @property
-    def version(self) -> int:
+    def version(self):
         return int(self.engine.version)
 
-    def publish(self, version: int) -> None:
+    def publish(self, version):
         self.is_asleep, self.published = False, self.present()
         self.engine.publish(version)
 
-    def generate(
-        self, requests: Sequence[Request], sampling: Sampling, reader: EndedReader | None = None
-    ) -> list[list[Completion]]:
+    def generate(self, requests, sampling, reader=None):
         if self.is_asleep:
             self.num_woken += 1
             equal = all(torch.equal(a, b) for a, b in zip(self.present(), self.published, strict=True))
@@ -55,28 +48,28 @@ class Sleeper:
             self.publish(self.version)
         return list(self.engine.generate(requests, sampling, reader))
 
-    def rest(self) -> None:
+    def rest(self):
         self.is_asleep = True
 
-    def counts(self) -> Mapping[str, float]:
+    def counts(self):
         return {}
 
-    def close(self) -> None:
+    def close(self):
         self.engine.close()
 
 
 @contextmanager
-def watched(changes: dict[str, Any], folder: Path) -> Iterator[tuple[Session, Callable[[Any], Any], list[str]]]:
+def watched(changes, folder):
     """A session whose engine sleeps, a wrapper of what must find it asleep, and the stages in which that was called."""
-    trained: list[str] = []
+    trained = []
     begun = (begin(), MARKED) if len(changes["stages"]) > 1 else ()
     with open_run(tiny(changes, begun), folder, folder / "run", "auto", Progress()) as session:
         backend, source = session.workers.backend, session.workers.rollouts
         sleeper = source.generation.engine = Sleeper(source.engine, backend.model)
         step, start = backend.step, backend.start
 
-        def asleep(act: Any) -> Any:
-            def run(*arguments: Any) -> Any:
+        def asleep(act):
+            def run(*arguments):
                 stage = session.state.stage.name
                 assert sleeper.is_asleep or source.in_flight, f"the engine is awake while {stage} trains"
                 trained.append(stage)
@@ -88,10 +81,10 @@ def watched(changes: dict[str, Any], folder: Path) -> Iterator[tuple[Session, Ca
         yield session, asleep, trained
 
 
-RL: dict[str, Any] = {"sft": None, "rl": {"select": {"keep": "all"}}}
+RL = {"sft": None, "rl": {"select": {"keep": "all"}}}
 SAMPLED = {"prompts": 16, "samples": 6}
 CALM = {"learning_rate": 1e-4}
-AHEAD: dict[str, Any] = {
+AHEAD = {
     "stages": ["sft", "rl"],
     "sft": {"steps": 2, "optimizer": CALM},
     "rl": {"rounds": 1, "select": {"keep": "all"}},
@@ -99,7 +92,7 @@ AHEAD: dict[str, Any] = {
     "data": {"evaluation": []},  # between the stages, it would publish what the first one made
 }
 ROUND = {"rounds": 1, "steps_per_round": 2, "prompts_per_step": 3}
-STAGES: dict[str, Any] = {
+STAGES = {
     "stages": ["sft", "rl", "preference", "reward_model", "distill"],
     "sft": {"steps": 4, "evaluate_every": 2, "optimizer": CALM},
     "rl": {**ROUND, "select": {"keep": "all"}, "optimizer": CALM},
@@ -110,21 +103,19 @@ STAGES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("changes", [STAGES, AHEAD], ids=["every stage", "ahead"])
-def test_nothing_trains_while_the_engine_is_awake(
-    changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_trains_while_the_engine_is_awake(changes, tmp_path, monkeypatch):
     with watched(changes, tmp_path) as (session, asleep, trained):
         monkeypatch.setattr(RewardModel, "update", asleep(RewardModel.update))
         run_all(session)
     assert set(trained) == set(session.run.recipe.stage_names)
 
 
-def test_an_update_that_is_refused_leaves_the_engine_its_weights(tmp_path: Path) -> None:
+def test_an_update_that_is_refused_leaves_the_engine_its_weights(tmp_path):
     """No publish follows a refused update, so the next step wakes the engine with the version that it had."""
     with watched({**RL, "stages": ["rl"]}, tmp_path) as (session, _, _):
         backend, sleeper, refused = session.workers.backend, session.workers.rollouts.engine, []
 
-        def refuse(plain: Any, groups: Any) -> Any:
+        def refuse(plain, groups):
             if not refused:
                 refused.append(True)
                 session.workers.rollouts.free_memory()

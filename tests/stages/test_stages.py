@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,7 +11,6 @@ from tests.stages.broken import run as run_whole
 from tests.stages.sessions import train_model
 from tests.stages.tiny import FOUR_STAGES, tiny
 from verizero.pipeline.config.load import load_recipe, only_stages
-from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import CheckpointError, ConfigError
 from verizero.pipeline.host.disk import read_jsonl
 from verizero.pipeline.report.progress import Progress
@@ -22,13 +20,13 @@ from verizero.pipeline.whole_run import items_by_stage, run_items
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     return train_model(tiny(FOUR_STAGES), folder, folder)
 
 
 @pytest.mark.run
-def test_rows_name_stage_and_kind(run: Path) -> None:
+def test_rows_name_stage_and_kind(run):
     rows = read_jsonl(run / "metrics.jsonl")
     steps = [(r["stage"], r["stage_kind"], r["step"]) for r in rows if r["kind"] == "step"]
     assert steps[:40] == [("sft", "sft", n) for n in range(1, 41)]
@@ -44,7 +42,7 @@ def test_rows_name_stage_and_kind(run: Path) -> None:
 
 
 @pytest.mark.run
-def test_a_done_run_has_nothing_left_and_is_in_its_last_stage(run: Path) -> None:
+def test_a_done_run_has_nothing_left_and_is_in_its_last_stage(run):
     before = (run / "metrics.jsonl").read_bytes()
     with open_run(tiny(FOUR_STAGES), run, run, "auto", Progress()) as session:
         assert session.setup.config.stage_names == ("rl_again",)
@@ -53,7 +51,7 @@ def test_a_done_run_has_nothing_left_and_is_in_its_last_stage(run: Path) -> None
     assert (run / "metrics.jsonl").read_bytes() == before
 
 
-def test_sft_trains_on_what_a_stage_left(tmp_path: Path) -> None:
+def test_sft_trains_on_what_a_stage_left(tmp_path):
     with open_run(tiny(FOUR_STAGES), tmp_path, tmp_path, "auto", Progress()) as session:
         own = demonstration_rows(session.run, session.setup, session.recorder, "sft", None)
         left = session.run.stage_folder("collect")
@@ -70,14 +68,14 @@ def test_sft_trains_on_what_a_stage_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.run
-def test_a_round_is_over_when_its_evaluation_is(tmp_path: Path) -> None:
+def test_a_round_is_over_when_its_evaluation_is(tmp_path):
     """Said once for each round that took a step, by the process in which it ended, when its evaluation is written."""
     rounds = {"rounds": 4, "steps_per_round": 1, "select": {"keep": "all"}, "max_tokens": 3 * 18 * 30}
     config = tiny({"stages": ["rl"], "rl": rounds, "evaluation": {"every_rounds": 2}})
-    heard: list[tuple[str, int, str]] = []
+    heard = []
     said = "verizero.round.completed"
 
-    def listen(name: str, fields: dict[str, Any]) -> None:
+    def listen(name, fields):
         if name != said:
             return
         last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
@@ -95,7 +93,7 @@ BETWEEN = {"name": "between", "kind": "sft", "with": {"steps": 3}}
 RL = {"rounds": 1, "steps_per_round": 2, "select": {"keep": "all"}}
 
 
-def recipe(*stages: Any, **changes: Any) -> RunConfig:
+def recipe(*stages, **changes):
     given = {
         "stages": list(stages),
         "sft": {"steps": 20},
@@ -106,18 +104,18 @@ def recipe(*stages: Any, **changes: Any) -> RunConfig:
     return tiny({**given, **changes})
 
 
-def last(start: str | None, kind: str = "sft") -> dict[str, Any]:
-    own: dict[str, Any] = {"steps": 4} if kind == "sft" else {"steps_per_round": 3}
+def last(start, kind="sft"):
+    own = {"steps": 4} if kind == "sft" else {"steps_per_round": 3}
     return {"name": "last", "kind": kind, "with": own, **({} if start is None else {"from": start})}
 
 
-def weights(folder: Path) -> bytes:
+def weights(folder):
     return (folder / "model" / "model.safetensors").read_bytes()
 
 
 @pytest.mark.run
 @pytest.mark.parametrize("kind", ["sft", "rl"])
-def test_stages_between_leave_no_trace_in_the_policy(tmp_path: Path, kind: str) -> None:
+def test_stages_between_leave_no_trace_in_the_policy(tmp_path, kind):
     run_whole(recipe("sft", last(None, kind)), tmp_path / "plain")
     config = recipe("sft", BETWEEN, last("sft", kind))
     if kind == "sft":  # broken between the stages, it has weights of `between`
@@ -128,7 +126,7 @@ def test_stages_between_leave_no_trace_in_the_policy(tmp_path: Path, kind: str) 
 
 
 @pytest.mark.run
-def test_base_is_the_model_that_the_first_stage_starts_from(tmp_path: Path) -> None:
+def test_base_is_the_model_that_the_first_stage_starts_from(tmp_path):
     run_whole(recipe("sft", last("base")), tmp_path / "from")
     run_whole(recipe(last(None)), tmp_path / "plain")
     assert weights(tmp_path / "from") == weights(tmp_path / "plain")
@@ -137,7 +135,7 @@ def test_base_is_the_model_that_the_first_stage_starts_from(tmp_path: Path) -> N
 
 
 @pytest.mark.run
-def test_an_end_that_cannot_be_trusted_is_refused(tmp_path: Path) -> None:
+def test_an_end_that_cannot_be_trusted_is_refused(tmp_path):
     config = recipe("sft", BETWEEN, last("sft"))
     with pytest.raises(Broken):
         run_whole(config, tmp_path / "run", ("train", 3))
@@ -146,7 +144,7 @@ def test_an_end_that_cannot_be_trusted_is_refused(tmp_path: Path) -> None:
         run_whole(config, tmp_path / "run")
 
 
-def test_a_stage_left_out_is_not_begun_with() -> None:
+def test_a_stage_left_out_is_not_begun_with():
     path = Path(__file__).parents[2] / "configs" / "stages" / "star.yaml"
     config = load_recipe(path)
     assert [s.start for s in config.stages if s.kind == "sft"] == [None, "sft", "sft"]

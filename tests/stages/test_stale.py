@@ -5,7 +5,6 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,13 +13,11 @@ from tests.stages.kill_driver import fingerprint
 from tests.stages.sessions import go, train_model
 from tests.stages.tiny import tiny
 from verizero.pipeline.config.auto import for_machine
-from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import RunError
 from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.run.choose_checkpoint import (
     STAGES_FILE,
     STALE_FOLDER,
-    Fingerprint,
     checkpoint_before_changes,
     fingerprints,
     read_stages_file,
@@ -29,7 +26,7 @@ from verizero.pipeline.run.choose_checkpoint import (
 from verizero.pipeline.run.opening import prepare_run
 from verizero.pipeline.run.state import RunState, read_state
 
-SHORT: dict[str, Any] = {
+SHORT = {
     "stages": ["sft", "rl", {"name": "sft_again", "kind": "sft", "with": {"steps": 3}}],
     "sft": {"steps": 20},
     "rl": {"rounds": 1, "steps_per_round": 2, "select": {"keep": "all"}},
@@ -37,7 +34,7 @@ SHORT: dict[str, Any] = {
 }
 
 
-def rows(folder: Path, num: int = 12) -> None:
+def rows(folder, num=12):
     lines = [
         {"id": f"s{a}", "question": f"{a}+2=", "answer": str(a + 2), "demonstration": f"\\boxed{{{a + 2}}}"}
         for a in range(num)
@@ -46,16 +43,16 @@ def rows(folder: Path, num: int = 12) -> None:
     (folder / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def short(*overrides: str) -> RunConfig:
+def short(*overrides):
     return tiny(SHORT, overrides)
 
 
-def stale_lines(config: RunConfig, base: Path) -> list[str]:
+def stale_lines(config, base):
     return [line for line in go(config, base) if "stale:" in line]
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def done(tmp_path_factory):
     base = tmp_path_factory.mktemp("done")
     rows(base)
     go(short(), base)
@@ -63,11 +60,11 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def base(done: Path, tmp_path: Path, pageless: None) -> Path:
+def base(done, tmp_path, pageless):
     return Path(shutil.copytree(done, tmp_path / "again"))
 
 
-def fresh(config: RunConfig, tmp_path: Path) -> dict[str, str]:
+def fresh(config, tmp_path):
     """What the recipe leaves where nothing was before."""
     rows(tmp_path / "fresh")
     return fingerprint(train_model(config, tmp_path / "fresh", tmp_path / "fresh" / "run"))
@@ -77,19 +74,19 @@ CHANGED = "rl.optimizer.learning_rate=2e-3"
 
 
 @pytest.fixture(scope="module")
-def changed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def changed(tmp_path_factory):
     """What the changed recipe leaves where nothing was before."""
     return fresh(short(CHANGED), tmp_path_factory.mktemp("changed"))
 
 
-def files(folder: Path) -> dict[str, bytes]:
+def files(folder):
     # The summary holds times; the origin names the recipe's folder, which is another for a copied run.
     aside = ("summary.json", "origin.json")
     return {p.name: p.read_bytes() for p in (folder / "run").glob("*.json*") if p.name not in aside}
 
 
 @pytest.mark.run
-def test_a_done_run_is_not_run_again(base: Path) -> None:
+def test_a_done_run_is_not_run_again(base):
     before = files(base)
     free = ("evaluation.k=5", "evaluation.limit=2", "report.samples_per_step=1", "checkpoint.every_steps=7")
     for overrides in ((), free):
@@ -99,7 +96,7 @@ def test_a_done_run_is_not_run_again(base: Path) -> None:
 
 
 @pytest.mark.run
-def test_a_changed_stage_and_those_after_it_run_again(base: Path, changed: dict[str, str]) -> None:
+def test_a_changed_stage_and_those_after_it_run_again(base, changed):
     before = files(base)
     (said,) = stale_lines(short(CHANGED), base)
     assert said == (
@@ -120,7 +117,7 @@ def test_a_changed_stage_and_those_after_it_run_again(base: Path, changed: dict[
 
 
 @pytest.mark.run
-def test_a_stage_more_is_gone_on_with_and_one_less_put_aside(base: Path, tmp_path: Path) -> None:
+def test_a_stage_more_is_gone_on_with_and_one_less_put_aside(base, tmp_path):
     assert "the recipe has no stage sft_again any more" in stale_lines(short("stages=[sft, rl]"), base)[0]
     assert fingerprint(base / "run") == fresh(short("stages=[sft, rl]"), tmp_path)
     before = (base / "run" / "metrics.jsonl").read_bytes()
@@ -130,7 +127,7 @@ def test_a_stage_more_is_gone_on_with_and_one_less_put_aside(base: Path, tmp_pat
 
 
 @pytest.mark.run
-def test_changed_rows_are_seen(base: Path) -> None:
+def test_changed_rows_are_seen(base):
     rows(base, 13)
     with pytest.raises(RunError, match=r"the demonstrations changed; there is no stage before sft to resume from"):
         stale_lines(short(), base)
@@ -142,9 +139,7 @@ def test_changed_rows_are_seen(base: Path) -> None:
 
 @pytest.mark.run
 @pytest.mark.parametrize(("kind", "has_more_steps"), [("sft", True), ("rl", True), ("reward_model", False)])
-def test_the_remedy_for_another_length_names_a_call_that_the_kind_accepts(
-    base: Path, kind: str, has_more_steps: bool
-) -> None:
+def test_the_remedy_for_another_length_names_a_call_that_the_kind_accepts(base, kind, has_more_steps):
     *before, last = read_stages_file(base / "run")
     field = "rl.rounds" if kind == "rl" else f"{kind}.steps"
     begun, changed = (replace(last, kind=kind, fingerprint=str(n), fields={field: n}) for n in (3, 4))
@@ -155,7 +150,7 @@ def test_the_remedy_for_another_length_names_a_call_that_the_kind_accepts(
 
 
 @pytest.mark.run
-def test_a_parameter_of_a_verifier_is_no_length(base: Path) -> None:
+def test_a_parameter_of_a_verifier_is_no_length(base):
     *before, last = read_stages_file(base / "run")
     begun = replace(last, fingerprint="earlier", fields={**last.fields, "data.verifiers.mine.params.steps": 3})
     write_stages_file(base / "run", [*before, begun])
@@ -166,9 +161,7 @@ def test_a_parameter_of_a_verifier_is_no_length(base: Path) -> None:
 @pytest.mark.run
 @pytest.mark.usefixtures("pageless")
 @pytest.mark.parametrize("moment", [("update", 2), ("train", 1)])
-def test_a_run_broken_off_goes_on_with_another_recipe(
-    tmp_path: Path, changed: dict[str, str], moment: tuple[str, int]
-) -> None:
+def test_a_run_broken_off_goes_on_with_another_recipe(tmp_path, changed, moment):
     base = tmp_path / "own"
     rows(base)
     with pytest.raises(Broken):
@@ -179,14 +172,12 @@ def test_a_run_broken_off_goes_on_with_another_recipe(
 
 
 @pytest.mark.run
-def test_killed_while_it_puts_aside_it_loses_nothing(
-    base: Path, changed: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_while_it_puts_aside_it_loses_nothing(base, changed, monkeypatch):
     before = {p.name for p in (base / "run" / "checkpoints").iterdir()}
     metrics = (base / "run" / "metrics.jsonl").read_bytes()
-    renamed: list[Path] = []
+    renamed = []
 
-    def rename(old: Path, new: Path) -> None:
+    def rename(old, new):
         if len(renamed) == 5:
             raise Broken
         renamed.append(old)
@@ -205,10 +196,10 @@ def test_killed_while_it_puts_aside_it_loses_nothing(
     assert any(metrics.endswith(p.read_bytes()) for p in (base / "run" / STALE_FOLDER).glob("*/metrics.jsonl"))
 
 
-def now(config: RunConfig, base: Path) -> list[Fingerprint]:
+def now(config, base):
     config = for_machine(config, 1, "cpu")  # as a run is opened
     return fingerprints(config, prepare_run(config, base, base / "prepared"), base)
 
 
-def newest(base: Path) -> Path:
+def newest(base):
     return max((base / "run" / "checkpoints").iterdir())

@@ -1,8 +1,6 @@
 """Whole runs with vLLM in this process: they learn as with the embedded engine, resume; and the parity check."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,24 +10,23 @@ from tests.stages.sessions import replacing
 from tests.stages.sevens import learned, recipe, rows
 from tests.stages.vllm_runs import HELD, STEPS, assert_same_run, by_two, folder_of_runs, trained
 from tests.warm import ROOT, VLLM, warm
-from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.report.progress import Progress
 from verizero.pipeline.run.opening import open_run
 from verizero.pipeline.whole_run import items_by_stage, run_items
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(tmp_path_factory):
     return folder_of_runs(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
-def one(base: Path) -> Path:
+def one(base):
     return trained(recipe("vllm", STEPS), base / "one")
 
 
 @pytest.mark.run
-def test_a_run_learns_with_vllm_as_with_the_embedded_engine(base: Path, one: Path) -> None:
+def test_a_run_learns_with_vllm_as_with_the_embedded_engine(base, one):
     torch_run = trained(recipe("torch", STEPS), base / "torch")
     for folder in (torch_run, one):
         assert len(rows(folder)) == STEPS
@@ -49,11 +46,11 @@ class Cut(Exception):
     """Ends a run."""
 
 
-def break_off(config: RunConfig, folder: Path, step: int) -> None:
+def break_off(config, folder, step):
     """Train up to the update of an RL step, which does not come."""
     with open_run(config, folder.parent, folder, "auto", Progress()) as session:
 
-        def update(plain: Any, groups: Any) -> Any:
+        def update(plain, groups):
             if session.state.rl_step == step:
                 raise Cut
             return plain(groups)
@@ -62,7 +59,7 @@ def break_off(config: RunConfig, folder: Path, step: int) -> None:
 
 
 @pytest.mark.run
-def test_a_run_that_goes_on_draws_and_learns_what_a_whole_one_does(base: Path, one: Path) -> None:
+def test_a_run_that_goes_on_draws_and_learns_what_a_whole_one_does(base, one):
     config = recipe("vllm", STEPS)
     with pytest.raises(Cut):
         warm(VLLM).call(break_off, config, base / "cut", 2)
@@ -74,19 +71,17 @@ def test_a_run_that_goes_on_draws_and_learns_what_a_whole_one_does(base: Path, o
 
 
 @pytest.mark.run
-def test_vllm_generates_ahead_of_the_update(base: Path) -> None:
+def test_vllm_generates_ahead_of_the_update(base):
     ahead = recipe("vllm", 4, rollout={"engine": "vllm", "max_staleness": 1})
     assert [row["staleness/max"] for row in rows(trained(ahead, base / "ahead"))] == [0.0, 1.0, 1.0, 1.0]
 
 
 @pytest.mark.run
 @pytest.mark.nightly
-def test_two_ranks_learn_as_one_does_with_an_engine_each_or_one_together(
-    base: Path, one: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_ranks_learn_as_one_does_with_an_engine_each_or_one_together(base, one, monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    ways: dict[str, dict[str, Any]] = {
+    ways = {
         "together": {"rollout": {"vllm": {"tensor_parallel": 2}}, "train": {"backend": "deepspeed", "zero": 3}},
         "each": {"train": {"backend": "fsdp"}},
     }

@@ -5,10 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,12 +24,12 @@ pytestmark = [pytest.mark.run, pytest.mark.nightly]
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(tmp_path_factory):
     return folder_of_runs(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
-def given(base: Path) -> Iterator[list[GivenServer]]:
+def given(base):
     """Two servers that no run started; a test may find one of them dead."""
     servers = [GivenServer(recipe("vllm"), base / name) for name in ("first", "second")]
     for server in servers:
@@ -45,27 +42,27 @@ def given(base: Path) -> Iterator[list[GivenServer]]:
 
 
 @pytest.fixture(scope="module")
-def whole(base: Path) -> Path:
+def whole(base):
     return trained(recipe("vllm", STEPS), base / "whole")
 
 
-def over(*urls: str, **vllm: Any) -> dict[str, Any]:
+def over(*urls, **vllm):
     """The section of a run over these servers, which the run starts where there are none."""
     how = {"concurrency": 8, "health_timeout_s": 10, "request_timeout_s": 120}
     return {"engine": "vllm_server", "vllm": {**how, "urls": urls, **vllm}}
 
 
-def run_with(config: Any, base: Path, folder: Path, generate: Callable[..., Any]) -> None:
+def run_with(config, base, folder, generate):
     with open_run(config, base, folder, "auto", Progress()) as session:
         run_all(session, replacing(generate=partial(generate, session)))
         save_final(session.run, session.workers.backend)
 
 
-def counted(folder: Path) -> list[tuple[float, float]]:
+def counted(folder):
     return [(r["servers/alive"], r["servers/lost"]) for r in rows(folder)]
 
 
-def assert_sound(folder: Path, whole: Path) -> None:
+def assert_sound(folder, whole):
     """The run learned what the whole one did, and its engine was the trainer throughout."""
     assert [r["policy/version"] for r in rows(folder)] == list(range(1, STEPS + 1))
     assert all(r["mismatch/p99"] < 1e-3 and r["masked/mismatch"] == 0 for r in rows(folder))
@@ -74,9 +71,7 @@ def assert_sound(folder: Path, whole: Path) -> None:
     assert_same_run(folder, whole)
 
 
-def test_two_ranks_over_the_same_servers_learn_as_one_does_though_one_loses_a_server(
-    base: Path, given: list[GivenServer], whole: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_ranks_over_the_same_servers_learn_as_one_does_though_one_loses_a_server(base, given, whole, monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     for server in given:
@@ -99,9 +94,7 @@ def test_two_ranks_over_the_same_servers_learn_as_one_does_though_one_loses_a_se
     assert rows(two)[-1]["servers/resampled"] >= 1
 
 
-def test_two_nodes_train_and_two_generate_whose_server_is_killed_and_comes_back(
-    base: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_nodes_train_and_two_generate_whose_server_is_killed_and_comes_back(base, whole, monkeypatch):
     """Each command is the same but for NODE_RANK. Nodes 0 and 2 are one network namespace, 1 and 3 another."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     folder, nodes = base / "nodes", {"train": 2, "generate": 2}
@@ -119,7 +112,7 @@ def test_two_nodes_train_and_two_generate_whose_server_is_killed_and_comes_back(
     assert not (folder / "servers" / "order.json").exists()
 
 
-def statuses(hosts: list[tuple[str, str]], words: list[str]) -> list[int]:
+def statuses(hosts, words):
     """Run the program on all nodes, each in its network namespace; return how each ended."""
     nodes = [
         subprocess.Popen(
@@ -138,18 +131,16 @@ def statuses(hosts: list[tuple[str, str]], words: list[str]) -> list[int]:
             node.wait()
 
 
-def test_given_servers_that_die_are_dropped_and_come_back_with_the_weights(
-    base: Path, given: list[GivenServer], whole: Path
-) -> None:
+def test_given_servers_that_die_are_dropped_and_come_back_with_the_weights(base, given, whole):
     first, second = given
     first.start()
     second.kill()
     first.wait()
     config = recipe("vllm", STEPS, rollout=over(first.url, second.url))
     folder = base / "given"
-    asked: dict[int, list[str]] = {}
+    asked = {}
 
-    def generate(session: Any, plain: Any, *arguments: Any) -> Any:
+    def generate(session, plain, *arguments):
         step, engine = session.state.rl_step, session.workers.rollouts.engine
         if step == 1:  # it has the weights of the beginning, and is healthy
             second.start()

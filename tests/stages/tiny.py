@@ -1,11 +1,8 @@
 """A recipe that runs every stage in a second or two."""
 
 import copy
-from collections.abc import Sequence
-from typing import Any
 
 from verizero.pipeline.config.load import parse
-from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.yaml_reader import merge
 
 SUMS = {"digits": 1, "num_train": 30, "num_evaluation": 6, "num_demonstrations": 300}
@@ -16,7 +13,7 @@ FEW_SHOWN = (
 )
 """The demo's tasks with a hundredth of its demonstrations, which take longer to read than a short run to train."""
 # responses are graded after all are sampled: a process for graders costs more than the rest of a short session
-TREE: dict[str, Any] = {
+TREE = {
     "name": "tiny",
     "seed": 3,
     "stages": ["sft", "rl"],
@@ -57,7 +54,7 @@ TREE: dict[str, Any] = {
     "checkpoint": {"every_steps": 1, "keep": 2},
     "report": {"trackers": []},
 }
-FOUR_STAGES: dict[str, Any] = {
+FOUR_STAGES = {
     "stages": [
         "sft",
         "rl",
@@ -75,6 +72,6 @@ FOUR_STAGES: dict[str, Any] = {
 """Changes that make a recipe of four stages, two kinds twice; each stage of RL begins with a critic."""
 
 
-def tiny(changes: dict[str, Any] | None = None, overrides: Sequence[str] = ()) -> RunConfig:
+def tiny(changes=None, overrides=()):
     """The recipe with `changes` laid over it and `overrides` applied."""
     return parse(merge(copy.deepcopy(TREE), changes or {}), overrides)

@@ -2,8 +2,6 @@
 
 import json
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any, Literal
 
 import pytest
 import torch
@@ -12,7 +10,6 @@ from safetensors.torch import load_file
 from tests.stages.sessions import train_model
 from tests.stages.sevens import write_verifier
 from tests.warm import VLLM, warm
-from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.sections import LaunchConfig
 from verizero.pipeline.host.network import free_port
 from verizero.pipeline.launch import launch
@@ -23,7 +20,7 @@ HELD = [1, 2, 5, STEPS]
 """Versions after whose publish each rank's engine is compared to the trainer: the first ones, one later, the last."""
 
 
-def folder_of_runs(factory: pytest.TempPathFactory) -> Path:
+def folder_of_runs(factory):
     """Return a new folder for runs of `sevens`, with their verifier in it; without vLLM the test is skipped."""
     if find_spec("vllm") is None:
         pytest.skip("vLLM is not installed: make install-engines")
@@ -32,13 +29,13 @@ def folder_of_runs(factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def trained(config: RunConfig, folder: Path, resume: Literal["auto", "must"] = "auto") -> Path:
+def trained(config, folder, resume="auto"):
     """Train in a fork that has vLLM imported, in the folder `folder`; return that."""
-    trained: Path = warm(VLLM).call(train_model, config, folder.parent, folder, resume)
+    trained = warm(VLLM).call(train_model, config, folder.parent, folder, resume)
     return trained
 
 
-def by_two(folder: Path, **changes: Any) -> Path:
+def by_two(folder, **changes):
     """The run's folder after two ranks of this machine, each with an engine of its own, were started by torchrun."""
     how = {"kind": "torchrun", "gpus_per_node": 2, "port": free_port(), "phase_timeout_s": 300}
     words = [str(folder), json.dumps({**changes, "launch": how, "held": HELD})]
@@ -46,7 +43,7 @@ def by_two(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def assert_same_run(found: Path, wanted: Path) -> None:
+def assert_same_run(found, wanted):
     """The same responses at every step, and weights that differ by rounding."""
     assert (found / "rollouts.jsonl").read_bytes() == (wanted / "rollouts.jsonl").read_bytes()
     ours, theirs = (load_file(folder / "model" / "model.safetensors") for folder in (found, wanted))

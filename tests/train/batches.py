@@ -3,8 +3,6 @@
 import dataclasses
 import math
 import random
-from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -12,9 +10,7 @@ from tests.models.families import VOCAB, build
 from verizero.pipeline.algorithms.base import load_algorithm
 from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
 from verizero.pipeline.models.scalar_head import score_of
-from verizero.pipeline.rl.parts import Parts
 from verizero.pipeline.train.backend import Backend
-from verizero.pipeline.train.critic import Critic
 from verizero.pipeline.train.preference import PreferenceRow
 from verizero.pipeline.train.ranks import ALONE
 from verizero.pipeline.train.step import Settings
@@ -26,18 +22,18 @@ MAX_RESPONSE = 9
 OPTIMIZER = OptimizerConfig(learning_rate=1e-3, weight_decay=0.1, max_grad_norm=0.5)
 
 
-def policy(seed: int = 0, dtype: torch.dtype = torch.float64, layers: int = 1) -> Any:
+def policy(seed=0, dtype=torch.float64, layers=1):
     """A tiny decoder; by default of one layer, which is all that most of what an update does can tell apart."""
     sizes = {"num_key_value_heads": 1, "num_attention_heads": 2, "hidden_size": 16, "num_hidden_layers": layers}
     return build("qwen2", sizes, seed, dtype)
 
 
-def two_layers(seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
+def two_layers(seed=0, dtype=torch.float32):
     """The decoder with two layers, for what treats each layer by itself: divides, names or exchanges its weights."""
     return policy(seed, dtype, layers=2)
 
 
-def member(rng: random.Random, group: int, sample: int, reward: float | None, version: int = 3) -> ScoredRollout:
+def member(rng, group, sample, reward, version=3):
     """A response of 1 to 9 tokens to a prompt of a length of its group's own."""
     prompt = tuple(random.Random(group).choices(range(2, VOCAB), k=1 + group % 4))
     response = tuple(rng.choices(range(2, VOCAB), k=rng.randint(1, MAX_RESPONSE)))
@@ -49,12 +45,12 @@ def member(rng: random.Random, group: int, sample: int, reward: float | None, ve
     return ScoredRollout(rollout, Verdict("graded", min(1.0, max(0.0, reward))), reward)
 
 
-def groups_of(num: int = 4, size: int = 4, seed: int = 0, *, lost: bool = True, version: int = 3) -> list[Group]:
+def groups_of(num=4, size=4, seed=0, *, lost=True, version=3):
     """`num` groups of rewards that differ; with `lost` one member of the second has no reward."""
     rng = random.Random(seed)
     out = []
     for g in range(num):
-        rewards: list[float | None] = [rng.choice([0.0, 0.25, 1.0]) for _ in range(size)]
+        rewards = [rng.choice([0.0, 0.25, 1.0]) for _ in range(size)]
         rewards[0], rewards[1] = 1.0, 0.0
         if lost and g == 1:
             rewards[-1] = None
@@ -63,39 +59,39 @@ def groups_of(num: int = 4, size: int = 4, seed: int = 0, *, lost: bool = True, 
     return out
 
 
-def longer(groups: list[Group], tokens: int = 20) -> list[Group]:
+def longer(groups, tokens=20):
     """The groups with prompts of so many tokens more, so that most tokens are those of prompts."""
 
-    def asked(rollout: Rollout) -> Rollout:
+    def asked(rollout):
         first = tuple(random.Random(rollout.prompt_id).choices(range(2, VOCAB), k=tokens))
         return dataclasses.replace(rollout, prompt_ids=first + rollout.prompt_ids)
 
     return with_rollouts(groups, asked)
 
 
-def with_rollouts(groups: list[Group], change: Callable[[Rollout], Rollout]) -> list[Group]:
+def with_rollouts(groups, change):
     """The groups with every rollout changed."""
 
-    def changed(m: ScoredRollout) -> ScoredRollout:
+    def changed(m):
         return dataclasses.replace(m, rollout=change(m.rollout))
 
     return [dataclasses.replace(g, members=tuple(map(changed, g.members))) for g in groups]
 
 
-def pairs_of(groups: list[Group]) -> list[PreferenceRow]:
+def pairs_of(groups):
     """The first two responses of each group as a pair."""
     rollouts = ([m.rollout for m in group.members[:2]] for group in groups)
     return [PreferenceRow(*map(tuple, (a.prompt_ids, a.response_ids, b.response_ids))) for a, b in rollouts]
 
 
-def watched(own: Any, act: Callable[[], dict[str, float]]) -> tuple[dict[str, float], list[torch.Tensor]]:
+def watched(own, act):
     """What `act` returns, and the gradient of each optimiser step of the backend or reward model."""
     gradients = list[torch.Tensor]()
 
-    def watch(trained: Any) -> None:
+    def watch(trained):
         plain = trained.step
 
-        def step() -> tuple[float, float]:
+        def step():
             parameters = [p for group in trained.optimizer.param_groups for p in group["params"]]
             gradients.append(torch.cat([p.grad.flatten().double().clone() for p in parameters if p.grad is not None]))
             return plain()
@@ -107,23 +103,23 @@ def watched(own: Any, act: Callable[[], dict[str, float]]) -> tuple[dict[str, fl
     return act(), gradients
 
 
-def trained_of(own: Any) -> list[Any]:
+def trained_of(own):
     if not isinstance(own, Backend):
         return [own.trained]
     return [own.policy, *([own.critic.trained] if own.critic is not None else [])]
 
 
-def frozen(model: Any) -> TorchTrained:
+def frozen(model):
     """The model as a reference."""
     return TorchTrained(model.requires_grad_(False), REFERENCE, ALONE)
 
 
-def head_of(critic: Critic) -> Any:
+def head_of(critic):
     """The head of a critic, on a backbone of its own or of the policy."""
     return critic.trained.model if critic.is_shared else score_of(critic.trained.model)
 
 
-def stale(groups: list[Group], group: int, sample: int, version: int) -> list[Group]:
+def stale(groups, group, sample, version):
     """The groups with one response sampled by another version."""
     members = list(groups[group].members)
     rollout = dataclasses.replace(members[sample].rollout, policy_version=version)
@@ -131,14 +127,14 @@ def stale(groups: list[Group], group: int, sample: int, version: int) -> list[Gr
     return [dataclasses.replace(g, members=tuple(members)) if i == group else g for i, g in enumerate(groups)]
 
 
-def parts_of(name: str, **params: Any) -> Parts:
+def parts_of(name, **params):
     """The parts of the algorithm, for responses of MAX_RESPONSE."""
     return load_algorithm(name, params)[1].resolve(MAX_RESPONSE)
 
 
-def settings_of(parts: Parts, micro_batch_tokens: int = 40, **changes: Any) -> Settings:
+def settings_of(parts, micro_batch_tokens=40, **changes):
     """Settings of an update of policy version 3."""
-    plain: dict[str, Any] = {
+    plain = {
         "pad_id": 0,
         "temperature": 0.8,
         "micro_batch_tokens": micro_batch_tokens,
@@ -150,7 +146,7 @@ def settings_of(parts: Parts, micro_batch_tokens: int = 40, **changes: Any) -> S
     return Settings(**{**plain, **changes})
 
 
-def backend_of(seed: int = 0, optimizer: OptimizerConfig = OPTIMIZER, dtype: torch.dtype = torch.float64) -> Backend:
+def backend_of(seed=0, optimizer=OPTIMIZER, dtype=torch.float64):
     """A backend whose reference is another policy than the one that trains.
 
     Rows are padded: in a tree the norms of this policy, which are in float32, round otherwise.
@@ -161,26 +157,26 @@ def backend_of(seed: int = 0, optimizer: OptimizerConfig = OPTIMIZER, dtype: tor
     return backend
 
 
-def weights(backend: Backend) -> dict[str, torch.Tensor]:
+def weights(backend):
     """A copy of the policy's weights."""
     return {k: v.detach().clone() for k, v in backend.model.state_dict().items()}
 
 
-def gradient_of(backend: Backend) -> torch.Tensor:
+def gradient_of(backend):
     """The policy's gradient in one vector."""
     return torch.cat([p.grad.flatten() for p in backend.model.parameters() if p.grad is not None])
 
 
-def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+def distance(a, b):
     """Greatest difference between two sets of weights."""
     return max(float((a[k] - b[k]).abs().max()) for k in b)
 
 
-def without_tree(metrics: dict[str, float]) -> dict[str, float]:
+def without_tree(metrics):
     """All metrics but those by which padded rows differ from a tree."""
     return {name: value for name, value in metrics.items() if not name.startswith("tree/")}
 
 
-def finite(metrics: dict[str, float]) -> bool:
+def finite(metrics):
     """All metrics are numbers."""
     return all(math.isfinite(v) for v in metrics.values())

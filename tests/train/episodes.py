@@ -11,7 +11,7 @@ END = 5
 """A token that ends turns, and that observations hold too."""
 
 
-def turn_of(rng: random.Random, observed: tuple[int, ...], version: int = 3) -> Turn:
+def turn_of(rng, observed, version=3):
     """A turn of 1 to 5 sampled tokens after those observed."""
     sampled = tuple(rng.choices(range(2, VOCAB), k=rng.randint(1, 5)))
     logprobs = tuple(-rng.uniform(0.5, 4.0) for _ in sampled)
@@ -19,17 +19,17 @@ def turn_of(rng: random.Random, observed: tuple[int, ...], version: int = 3) -> 
     return Turn(observed, sampled, logprobs, "stop", version, reward=reward)
 
 
-def seen(rng: random.Random) -> tuple[int, ...]:
+def seen(rng):
     """An observation that begins as an added turn end does, with the token that ends turns."""
     return (END, *rng.choices(range(VOCAB), k=rng.randint(0, 3)))
 
 
-def context(turn: Turn) -> Turn:
+def context(turn):
     """The turn as a later row has it: its tokens do not train again."""
     return dataclasses.replace(turn, trains=False, kept=None)
 
 
-def episode_of(rng: random.Random, prompt: tuple[int, ...], *, forks: bool, versions: tuple[int, ...]) -> Episode:
+def episode_of(rng, prompt, *, forks, versions):
     """One to three turns; with `forks` half of the episodes have a second row, which shares a turn or none."""
     first = [turn_of(rng, prompt, rng.choice(versions))]
     first += [turn_of(rng, seen(rng), rng.choice(versions)) for _ in range(rng.randint(0, 2))]
@@ -42,7 +42,7 @@ def episode_of(rng: random.Random, prompt: tuple[int, ...], *, forks: bool, vers
     return Episode((tuple(first), (*begin, other, *more)), ())
 
 
-def rollout_of(name: str, sample: int, episode: Episode) -> Rollout:
+def rollout_of(name, sample, episode):
     """The rollout of the episode, whose own fields describe the first turn."""
     first = episode.rows[0][0]
     return Rollout(
@@ -60,9 +60,7 @@ def rollout_of(name: str, sample: int, episode: Episode) -> Rollout:
     )
 
 
-def episodes_of(
-    num: int = 3, size: int = 4, seed: int = 0, *, forks: bool = True, versions: tuple[int, ...] = (3,)
-) -> list[Group]:
+def episodes_of(num=3, size=4, seed=0, *, forks=True, versions=(3,)):
     """`num` groups of episodes, with rewards that differ within each; one member of the second group has no reward."""
     rng = random.Random(seed)
     groups = []
@@ -78,7 +76,7 @@ def episodes_of(
     return groups
 
 
-def forked(num: int = 3, size: int = 4, seed: int = 0) -> list[Group]:
+def forked(num=3, size=4, seed=0):
     """Groups of episodes of three turns, and of rows that fork after the first turn or the second."""
     rng, groups = random.Random(seed), []
     for g in range(num):
@@ -94,6 +92,6 @@ def forked(num: int = 3, size: int = 4, seed: int = 0) -> list[Group]:
     return groups
 
 
-def wrapped(groups: list[Group]) -> list[Group]:
+def wrapped(groups):
     """The groups with every single response as an episode of one turn."""
     return with_rollouts(groups, lambda r: dataclasses.replace(r, episode=Episode((tuple(r.turns),), ())))

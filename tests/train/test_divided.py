@@ -164,19 +164,3 @@ def test_an_error_of_the_model_is_not_taken_for_one_of_the_network():
     assert not isinstance(caught.value, RunError)
     with pytest.raises(RunError, match="gets no answer from the others"), _collective_errors_amid():
         raise RuntimeError("[gloo/transport/tcp/pair.cc:525] Connection closed by peer")
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"zero": 2}, "train.zero=2 with train.backend=auto"),
-        ({"backend": "fsdp", "zero": 3}, "train.zero=3 with train.backend=fsdp; set train.backend: deepspeed"),
-        ({"offload": "optimizer"}, "train.offload=optimizer with train.backend=auto"),
-        ({"backend": "fsdp", "offload": "all"}, r"train\.offload=all with train\.backend=fsdp.*: optimizer"),
-        ({"backend": "deepspeed", "zero": 2, "offload": "all"}, "set train.zero: 3"),
-        ({"backend": "deepspeed"}, "divides nothing; set train.zero: 1, 2 or 3"),
-    ],
-)
-def test_what_does_not_go_together_is_refused_while_loading(given, said):
-    with pytest.raises(ValueError, match=said):
-        TrainConfig.model_validate(given)

@@ -14,7 +14,7 @@ from tests.train.batches import groups_of as responses
 from tests.train.episodes import END, context, episodes_of, rollout_of, wrapped
 from tests.train.sampled import MAX, groups_of, model_of
 from verizero.pipeline.data.pairs import PairingConfig, pairs_of
-from verizero.pipeline.errors import DataError, EngineError
+from verizero.pipeline.errors import DataError
 from verizero.pipeline.loop.rounds import logprob_gap
 from verizero.pipeline.rollout.engine import Sampling
 from verizero.pipeline.run.teachers import distill_rows
@@ -65,16 +65,6 @@ def test_a_batch_is_its_rows_written_out_one_by_one(kind, seed):
             row += 1
     assert row == len(batch.rewards)
     assert width == int(batch.attention_mask.sum(1).max())
-
-
-def test_a_shared_turn_that_trains_again_is_refused():
-    groups = episodes_of()
-    first = groups[0].members[0]
-    turns = tuple(first.rollout.turns)[:1]
-    twice = dataclasses.replace(first.rollout, episode=Episode((turns, turns), ()))
-    members = (dataclasses.replace(first, rollout=twice), *groups[0].members[1:])
-    with pytest.raises(EngineError, match="trains a turn of an earlier row again"):
-        collate([dataclasses.replace(groups[0], members=members)], 0)
 
 
 def test_turns_have_their_rewards():

@@ -1,8 +1,5 @@
 """Hostile lengths: responses that repeat one piece, and the verifiers that must refuse them."""
 
-from collections.abc import Iterator
-from typing import Any
-
 LONG = 60_000
 PIECES = [
     " ", "\n", "\t ", "a", "A ", "A or ", "B, ", "1", "1,", "1.", "-", "(", ")", "[", "{", "}", "[1,",
@@ -10,7 +7,7 @@ PIECES = [
     "</answer>", "answer is ", "####", "####\n",
     "def f(x):\n ", "<<", "*a", "e9", "9e", "9^", "½", "\x00", "\u202e", "é", "好", "'", '"', "the choice ",
 ]  # fmt: skip
-VERIFIERS: list[tuple[str, dict[str, Any], Any]] = [
+VERIFIERS = [
     ("choice", {}, {"answer": "B", "choices": ["Rome", "Paris"]}),
     ("exact", {"ignore_punctuation": True, "ignore_articles": True}, "Paris"),
     ("numeric", {}, "42"),
@@ -20,7 +17,7 @@ VERIFIERS: list[tuple[str, dict[str, Any], Any]] = [
 ]
 
 
-def floods() -> Iterator[tuple[str, str]]:
+def floods():
     """Each piece with responses of its repetitions."""
     for piece in PIECES:
         flood = piece * (LONG // len(piece))

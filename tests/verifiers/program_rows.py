@@ -32,44 +32,44 @@ class Family:
     has_canonical: bool = True
     params: dict[str, Any] = field(default_factory=dict)
 
-    def rows(self, count: int = 20) -> list[Made]:
+    def rows(self, count=20):
         """Return the first rows."""
         return [self.make(i) for i in range(count)]
 
 
-def value(i: int, numbers: list[int]) -> int:
+def value(i, numbers):
     """Return the right answer of task i: a number of a list of numbers."""
     return i * sum(numbers) + len(numbers)
 
 
-def stdin_program(i: int, plus: int = 0) -> str:
+def stdin_program(i, plus=0):
     return f"numbers = list(map(int, input().split()))\nprint({i} * sum(numbers) + len(numbers) + {plus})"
 
 
-def function(i: int, name: str, plus: int = 0) -> str:
+def function(i, name, plus=0):
     return f"def {name}(numbers: List[int]) -> int:\n    return {i} * sum(numbers) + len(numbers) + {plus}"
 
 
-def method(i: int, name: str, plus: int = 0) -> str:
+def method(i, name, plus=0):
     body = function(i, name, plus).replace("(numbers: ", "(self, numbers: ").replace("\n", "\n    ")
     return f"class Solution:\n    {body}"
 
 
-def texts() -> list[str]:
+def texts():
     return [" ".join(map(str, numbers)) + "\n" for numbers in NUMBERS]
 
 
-def outputs(i: int) -> list[str]:
+def outputs(i):
     return [f"{value(i, numbers)}\n" for numbers in NUMBERS]
 
 
-def asserts(i: int, name: str) -> list[str]:
+def asserts(i, name):
     return [f"assert {name}({numbers}) == {value(i, numbers)}" for numbers in NUMBERS]
 
 
-def apps(i: int) -> Made:
+def apps(i):
     """Odd rows are of a function, whose expected values are wrapped in every other of them."""
-    tests: Row = {"inputs": texts(), "outputs": outputs(i)}
+    tests = {"inputs": texts(), "outputs": outputs(i)}
     starter, right, wrong = "", stdin_program(i), stdin_program(i, 1)
     if i % 2:
         wrapped = [[value(i, n)] if i % 4 == 1 else value(i, n) for n in NUMBERS]
@@ -87,13 +87,13 @@ def apps(i: int) -> Made:
     return Made(row, right, wrong)
 
 
-def taco(i: int) -> Made:
+def taco(i):
     made = apps(i)
     row = {k: v for k, v in made.row.items() if k != "problem_id"}
     return Made({**row, "tags": "['math']", "source": "codeforces"}, made.right, made.wrong)
 
 
-def humaneval(i: int) -> Made:
+def humaneval(i):
     """The prompt has an import that answers leave out, and in every other row a helper that tests call."""
     name, helper = f"task_{i}", "def total(numbers: List[int]) -> int:\n    return sum(numbers)\n\n\n"
     head = f"def {name}(numbers: List[int]) -> int:\n"
@@ -113,7 +113,7 @@ def humaneval(i: int) -> Made:
     return Made(row, right, function(i, name, 1))
 
 
-def evalplus(i: int) -> Made:
+def evalplus(i):
     """Tests that run over lists of inputs and results, and compare floats by numpy."""
     made = humaneval(2 * i)
     test = f"""
@@ -149,7 +149,7 @@ def check(candidate):
     return Made({**made.row, "test": test, "canonical_solution": solution}, third[0], third[1])
 
 
-def mbpp_plus(i: int) -> Made:
+def mbpp_plus(i):
     """The tests of EvalPlus at the top of the file, which name no entry point."""
     made = evalplus(i)
     name = f"task_{2 * i}"
@@ -167,7 +167,7 @@ def mbpp_plus(i: int) -> Made:
     return Made(row, right, wrong)
 
 
-def mbpp(i: int) -> Made:
+def mbpp(i):
     """Every third function has a builtin's name; every other row has setup code."""
     name = "filter" if i % 3 == 0 else f"task_{i}"
     tests = asserts(i, name)[:3]
@@ -185,7 +185,7 @@ def mbpp(i: int) -> Made:
     return Made(row, function(i, name), function(i, name, 1))
 
 
-def mbpp_sanitized(i: int) -> Made:
+def mbpp_sanitized(i):
     tests = [f"assert math.isclose(task_{i}({n}), math.pi * {value(i, n)}, rel_tol=1e-6)" for n in NUMBERS[:3]]
     right, wrong = (
         f"import math\ndef task_{i}(n):\n    return math.pi * ({i} * sum(n) + len(n) + {p})" for p in (0, 1)
@@ -201,7 +201,7 @@ def mbpp_sanitized(i: int) -> Made:
     return Made(row, right, wrong)
 
 
-def leetcode(i: int) -> Made:
+def leetcode(i):
     """Answers need what `prompt` imports; tests call the method by names of its arguments."""
     checks = "".join(f"    assert candidate(numbers = {n}) == {value(i, n)}\n" for n in NUMBERS)
     right = method(i, "taskOf").replace("sum(numbers)", "reduce(lambda a, b: a + b, numbers, 0)")
@@ -223,7 +223,7 @@ def leetcode(i: int) -> Made:
     return Made(row, right, method(i, "taskOf", 1))
 
 
-def kodcode(i: int) -> Made:
+def kodcode(i):
     """Every third row imports two functions."""
     names = [f"task_{i}", f"twice_{i}"] if i % 3 == 0 else [f"task_{i}"]
     second = f"\n\ndef twice_{i}(x):\n    return 2 * x" if i % 3 == 0 else ""
@@ -243,7 +243,7 @@ def kodcode(i: int) -> Made:
     return Made(row, function(i, f"task_{i}") + second, function(i, f"task_{i}", 1) + second)
 
 
-def livecodebench(i: int) -> Made:
+def livecodebench(i):
     """Private tests are packed in every third row; odd rows are of a function, which `metadata` names."""
     if i % 2:
         tests = [
@@ -274,7 +274,7 @@ def livecodebench(i: int) -> Made:
     return Made(row, right, wrong)
 
 
-def code_contests(i: int) -> Made:
+def code_contests(i):
     given, wanted = texts(), outputs(i)
     row = {
         "name": f"{i}_A. Made",
@@ -300,7 +300,7 @@ main()
 """
 
 
-def codeforces(i: int) -> Made:
+def codeforces(i):
     """Any numbers with the right sum are right, so the stored output is one of many."""
     wanted = [str(value(i, n)) for n in NUMBERS]
     row = {
@@ -326,12 +326,10 @@ def codeforces(i: int) -> Made:
     return Made(row, right, wrong)
 
 
-def synthetic(i: int) -> Made:
+def synthetic(i):
     """Odd rows call a function; their column is written as Python writes it in every third row."""
     if i % 2:
-        cases: list[Row] = [
-            {"type": "function_call", "fn_name": "solve", "input": [n], "output": [value(i, n)]} for n in NUMBERS
-        ]
+        cases = [{"type": "function_call", "fn_name": "solve", "input": [n], "output": [value(i, n)]} for n in NUMBERS]
         right, wrong = function(i, "solve"), function(i, "solve", 1)
     else:
         pairs = zip(texts(), outputs(i), strict=True)
@@ -350,9 +348,9 @@ def synthetic(i: int) -> Made:
     return Made(row, right, wrong)
 
 
-def prime_code(i: int) -> Made:
+def prime_code(i):
     """Odd rows call a function with JSON, one value a line, as rows of LiveCodeBench in this form do."""
-    tests: Row = {"inputs": texts(), "outputs": outputs(i)}
+    tests = {"inputs": texts(), "outputs": outputs(i)}
     right, wrong = stdin_program(i), stdin_program(i, 1)
     if i % 2:
         tests = {

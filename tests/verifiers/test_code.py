@@ -45,8 +45,6 @@ RIGHT = [
     (f"7 3</think>\n{SOLVE_LINE}", LINE),
     (f"Here you are:\n```python\n{SOLVE_LINE}\n```\nIt adds.", LINE),
     (f"```\n{SOLVE_LINE}\n```", LINE),
-    (f"~~~py\n{SOLVE_LINE}\n~~~", LINE),
-    (f"````python\n{SOLVE_LINE}\n````", LINE),
     (f"<answer>\n```python\n{SOLVE_LINE}\n```\n</answer>", LINE),
     (f"<answer>{SOLVE_LINE}</answer>", LINE),
     ("```python\ndef f(x): return 0\n```\nBetter:\n```python\n" + SOLVE_LINE + "\n```", LINE),

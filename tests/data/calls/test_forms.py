@@ -1,7 +1,5 @@
 """The forms of calls: reading and writing are each other's inverse, and mistakes are named for the policy."""
 
-from typing import Any
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +10,7 @@ from verizero.pipeline.environments.base import ToolSchema
 from verizero.pipeline.errors import DataError
 
 
-def schema(name: str, **types: str) -> ToolSchema:
+def schema(name, **types):
     return ToolSchema(name, "", {"type": "object", "properties": {key: {"type": t} for key, t in types.items()}})
 
 
@@ -24,7 +22,7 @@ TOOLS = (
     USE,
 )
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="<"), max_size=9)
-VALUES: dict[str, st.SearchStrategy[Any]] = {
+VALUES = {
     "a": st.integers(-1000, 1000),
     "b": st.integers(-9, 9) | st.floats(allow_nan=False, allow_infinity=False),
     "q": TEXT | st.sampled_from(["7", "null", '{"name": 1}', "a\n\nb", "<b>", '"', "<add 1>", "[1]", " "]),

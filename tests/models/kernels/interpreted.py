@@ -6,8 +6,6 @@ too. So the functions run in forks of a process of their own (`tests.warm`).
 
 import functools
 import os
-from collections.abc import Callable
-from typing import Any
 from unittest import mock
 
 from tests.warm import Warm
@@ -23,7 +21,7 @@ MODULES = (
 ENVIRONMENT = {"TRITON_INTERPRET": "1", "VERIZERO_KERNELS": "on"}
 
 
-def interpreted(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+def interpreted(function, *arguments, **named):
     """Return what the function returns in a fork where kernels are interpreted and used on the CPU, or raise its error.
 
     Function, arguments and result are pickled.
@@ -33,11 +31,11 @@ def interpreted(function: Callable[..., Any], *arguments: Any, **named: Any) -> 
 
 
 @functools.cache
-def process() -> Warm:
+def process():
     """Return the process that has imported the kernels; `interpreted` makes its environment."""
     return Warm(MODULES)
 
 
-def without_kernels() -> Any:
+def without_kernels():
     """Within the block, the twins compute."""
     return mock.patch.dict(os.environ, {"VERIZERO_KERNELS": "off"})
