@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from prefect import Flow, flow
+from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
 from prefect.runtime import flow_run
 from pydantic import TypeAdapter, ValidationError
@@ -100,7 +101,7 @@ def train(
     resume: Resume = "auto",
     folder: str | None = None,
     overrides: dict[str, Any] = {},  # noqa: B006  (a form shows a default; nobody changes it)
-) -> None:
+) -> State[None]:
     """Run all stages of a recipe: data, SFT, rounds of RL, evaluation, report.
 
     Args:
@@ -121,7 +122,7 @@ def train(
         resume = "auto" if resume == "never" else resume
         with locked(run_folder(request.config), wait=True):
             pass
-    run_request(request, resume, RunLog.lines())
+    return run_request(request, resume, RunLog.lines())
 
 
 @form("evaluate", run_name)
@@ -159,8 +160,8 @@ def form_request(recipe: str, **fields: Any) -> Request:
     return request_of(recipe, user_folder=Path(user_folder) if user_folder else None, **fields)
 
 
-def run_request(request: Request, resume: Resume, progress: Progress) -> dict[str, Any]:
-    """Run the request in this process or as a group of ranks, and return the summary. Called within a flow.
+def run_request(request: Request, resume: Resume, progress: Progress) -> State[None]:
+    """Run the request in this process or as a group of ranks, and show its result. Called within a flow.
 
     A group of ranks has processes of its own, so the flow shows its log and its result, but no stages or phases.
     """
@@ -174,5 +175,4 @@ def run_request(request: Request, resume: Resume, progress: Progress) -> dict[st
     else:
         launch(config.launch, request.train_arguments(resume), folder, look=stop_if_suspended)
         summary = json.loads((folder / "summary.json").read_text())
-    show_result(config, folder, summary)
-    return summary
+    return show_result(config, folder, summary)

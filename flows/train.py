@@ -123,9 +123,9 @@ class NewFlow(CurrentFlow):
         summary: dict[str, Any] = {}  # a result that the flow returned would be kept by Prefect
 
         @flow(name="train", flow_run_name=config.name, persist_result=False, validate_parameters=False)
-        def train() -> None:
+        def train() -> State[None]:
             summary.update(function())
-            show_result(config, folder, summary)
+            return show_result(config, folder, summary)
 
         with tags(*run_tags(config)):
             train()

@@ -135,7 +135,8 @@ def test_each_of_the_other_flows_runs_and_leaves_its_artifact(served, by_form):
     ends = {flow: served.ended(run)["state"] for flow, run in runs.items()}
     assert {flow: end["name"] for flow, end in ends.items()} == dict.fromkeys(runs, "Completed"), ends
     shown = {flow: served.artifacts(run) for flow, run in runs.items()}
-    assert {"report", "small-sft-page"} <= shown["train"].keys()
+    assert str(served.folder / "runs" / "small-sft" / "report.html") in shown["train"]["report"]
+    assert ends["train"]["message"] == f"Report: {served.folder / 'runs' / 'small-sft' / 'report.html'}"
     assert json.loads((served.folder / "runs" / "small-sft" / "summary.json").read_text())["name"] == "small-sft"
     assert "arithmetic" in shown["evaluate"]["evaluation"]
 
