@@ -8,9 +8,11 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from prefect.artifacts import create_link_artifact, create_markdown_artifact
+from prefect.artifacts import create_markdown_artifact
+from prefect.client.schemas.objects import State
 from prefect.events import emit_event
 from prefect.logging import get_run_logger
+from prefect.states import Completed
 
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.report.progress import Lines, Progress
@@ -67,14 +69,14 @@ def show_table(key: str, rows: Sequence[Mapping[str, Any]], description: str) ->
     show_markdown(key, "\n".join(f"| {' | '.join(line)} |" for line in cells if line), description)
 
 
-def show_result(config: RunConfig, folder: Path, summary: dict[str, Any]) -> None:
-    """Make the report's artifacts: the results before and after by domain, and a link to the page."""
-    page = folder / "report.html"
-    create_markdown_artifact(
-        key="report", markdown=result_markdown(summary, page), description=f"Result of {in_markdown(config.name)}"
-    )
-    text = f"Report of {in_markdown(config.name)}"
-    create_link_artifact(key=slug(f"{config.name}-page"), link=page.resolve().as_uri(), link_text=text)
+def show_result(config: RunConfig, folder: Path, summary: dict[str, Any]) -> State[None]:
+    """Make an artifact of the results before and after by domain; return a state that names the page.
+
+    The path is for the browser's address bar: no browser opens a file by a link of a server's page.
+    """
+    page = folder.resolve() / "report.html"
+    show_markdown("report", result_markdown(summary, page), f"Result of {in_markdown(config.name)}")
+    return Completed(message=f"Report: {page}")
 
 
 def _cell(value: Any) -> str:

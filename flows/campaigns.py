@@ -22,7 +22,7 @@ from prefect.states import Completed, Running
 from pydantic import Field
 
 from verizero.flows.artifacts import RunLog, show_markdown
-from verizero.flows.forms import Recipe, form, form_request, run_name, run_request
+from verizero.flows.forms import Overrides, Recipe, form, form_request, run_name, run_request
 from verizero.pipeline.config.campaign import campaign_config, settings
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.shown import in_markdown, one_line
@@ -30,11 +30,7 @@ from verizero.pipeline.shown import in_markdown, one_line
 
 @form("rl-rounds", run_name, settings())
 def rl_rounds(
-    campaign: str,
-    recipe: Recipe,
-    registry: str | None = None,
-    overrides: dict[str, Any] = {},  # noqa: B006  (a form shows a default; nobody changes it)
-    **limits: Any,
+    campaign: str, recipe: Recipe, registry: str | None = None, overrides: Overrides = "", **limits: Any
 ) -> None:
     """Train the next rounds of a campaign, from its newest model and with the new files in its data folder.
 
@@ -44,7 +40,7 @@ def rl_rounds(
         campaign: The campaign's folder under campaigns/; letters, digits and . _ - only. A new name begins a campaign.
         recipe: A recipe of configs/ or of your own folder.
         registry: Folder of a registry; after each run `promote` compares with its champion. Empty: no comparison.
-        overrides: Any other field of the recipe by its dotted name, e.g. {"rl.group_size": 16}.
+        overrides: Other fields of the recipe, e.g. rl.group_size=16.
     """
     request = form_request(recipe, overrides=overrides)
     config = campaign_config(name=campaign, **limits)
@@ -85,7 +81,7 @@ def promote(run: str, registry: str = "registry", answer_within_hours: float = 7
     folder = Path(registry)
     comparison = promotion.compare_with_champion(Path(run), folder)
     page = in_markdown(comparison.run / "report.html")
-    text = f"{in_markdown(comparison.in_words)}.\n\nIts page: {page}\n"
+    text = f"{in_markdown(comparison.in_words)}\n\nIts page: {page}\n"
     show_markdown("promotion", text, in_markdown(comparison.in_words))
     is_better, decided_by = comparison.decides, comparison.decided_by or "a person"
     if is_better is None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from prefect import Flow, flow
+from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
 from prefect.runtime import flow_run
 from pydantic import TypeAdapter, ValidationError
@@ -18,7 +19,7 @@ from pydantic.fields import FieldInfo
 
 from verizero.flows.artifacts import RunLog, show_markdown, show_result
 from verizero.flows.process_lifetime import own_process, stop_if_suspended
-from verizero.pipeline.config.recipes import Request, Resume, recipe_names, request_of, run_folder
+from verizero.pipeline.config.recipes import Request, Resume, recipe_names, request_of, run_folder, with_model
 from verizero.pipeline.errors import ConfigError
 from verizero.pipeline.host.disk import locked
 from verizero.pipeline.launch import launch
@@ -28,6 +29,8 @@ from verizero.pipeline.shown import in_markdown
 OWN_RECIPES = "VERIZERO_RECIPES"
 """Variable with the user's folder of recipes."""
 NUMBERS = (int, float, int | None, float | None)
+Overrides = str | dict[str, Any]
+"""A text with a.b=c for the form; values by dotted name for other programs."""
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -99,8 +102,8 @@ def train(
     stages: list[str] | None = None,
     resume: Resume = "auto",
     folder: str | None = None,
-    overrides: dict[str, Any] = {},  # noqa: B006  (a form shows a default; nobody changes it)
-) -> None:
+    overrides: Overrides = "",
+) -> State[None]:
     """Run all stages of a recipe: data, SFT, rounds of RL, evaluation, report.
 
     Args:
@@ -111,8 +114,8 @@ def train(
             there is a run in it. must: fail if there is none. changed: as auto, also with a verifier that changed.
         folder: The run's folder in runs/, which becomes its name here too, in place of the name above; letters, digits
             and . _ - only. Empty: the recipe's name. A finished run in that folder is not repeated.
-        overrides: Any other field of the recipe by its dotted name, e.g. {"rl.group_size": 16}. docs/recipes.md lists
-            all, with bounds.
+        overrides: Other fields of the recipe, e.g. rl.group_size=16 rl.rounds=4; also a line with a remedy, as it is.
+            docs/recipes.md lists all, with bounds.
     """
     request = form_request(recipe, rounds=rounds, stages=stages, run_name=folder, overrides=overrides)
     context = FlowRunContext.get()
@@ -121,25 +124,20 @@ def train(
         resume = "auto" if resume == "never" else resume
         with locked(run_folder(request.config), wait=True):
             pass
-    run_request(request, resume, RunLog.lines())
+    return run_request(request, resume, RunLog.lines())
 
 
 @form("evaluate", run_name)
-def evaluate(
-    recipe: Recipe,
-    model: str | None = None,
-    overrides: dict[str, Any] = {},  # noqa: B006
-) -> None:
+def evaluate(recipe: Recipe, model: str | None = None, overrides: Overrides = "") -> None:
     """Evaluate a model on a recipe's held-out prompts; nothing is trained, and only the artifact is kept.
 
     Args:
         recipe: A recipe of configs/ or of your own folder; its section data.evaluation has the prompts.
         model: A Hugging Face folder, e.g. runs/demo/model. Empty: the recipe's own model.
-        overrides: Any other field of the recipe by its dotted name, e.g. {"evaluation.k": 16}.
+        overrides: Other fields of the recipe, e.g. evaluation.k=16.
     """
-    # A recipe has one of the two; naming a folder must switch off a model created from scratch.
-    chosen = {"model.path": model, "model.create": None} if model else {}
-    request = form_request(recipe, overrides={**overrides, **chosen})
+    request = form_request(recipe, overrides=overrides)
+    request = request.with_overrides(*with_model(model)) if model else request
     from verizero.pipeline.models.load import quiet
     from verizero.pipeline.report.result import evaluation_markdown
     from verizero.pipeline.whole_run import evaluate_model
@@ -159,8 +157,8 @@ def form_request(recipe: str, **fields: Any) -> Request:
     return request_of(recipe, user_folder=Path(user_folder) if user_folder else None, **fields)
 
 
-def run_request(request: Request, resume: Resume, progress: Progress) -> dict[str, Any]:
-    """Run the request in this process or as a group of ranks, and return the summary. Called within a flow.
+def run_request(request: Request, resume: Resume, progress: Progress) -> State[None]:
+    """Run the request in this process or as a group of ranks, and show its result. Called within a flow.
 
     A group of ranks has processes of its own, so the flow shows its log and its result, but no stages or phases.
     """
@@ -174,5 +172,4 @@ def run_request(request: Request, resume: Resume, progress: Progress) -> dict[st
     else:
         launch(config.launch, request.train_arguments(resume), folder, look=stop_if_suspended)
         summary = json.loads((folder / "summary.json").read_text())
-    show_result(config, folder, summary)
-    return summary
+    return show_result(config, folder, summary)

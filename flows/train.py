@@ -90,15 +90,17 @@ class CurrentFlow:
         run_id: UUID | None = None
         state: State[Any] = Paused(name="Suspended")
 
-        @flow(name=stage, flow_run_name=f"{config.name} {stage}", persist_result=False, validate_parameters=False)
         def run() -> None:
             nonlocal run_id, state
             run_id = UUID(flow_run.id)
             function(wrap)
             state = Completed()
 
+        # By it Retry finds the stage's run of before; with one name for all stages it would take the first stage's.
+        run.__qualname__ = stage
+        own = flow(name=stage, flow_run_name=f"{config.name} {stage}", persist_result=False, validate_parameters=False)
         try:
-            run()
+            own(run)()
         except Pause:
             # Prefect leaves a stage of a suspended run Running. Resume continues this one unless it is complete.
             if run_id is not None:
@@ -121,9 +123,9 @@ class NewFlow(CurrentFlow):
         summary: dict[str, Any] = {}  # a result that the flow returned would be kept by Prefect
 
         @flow(name="train", flow_run_name=config.name, persist_result=False, validate_parameters=False)
-        def train() -> None:
+        def train() -> State[None]:
             summary.update(function())
-            show_result(config, folder, summary)
+            return show_result(config, folder, summary)
 
         with tags(*run_tags(config)):
             train()

@@ -57,8 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except VerizeroError as exc:
         show(f"verizero: {exc}", is_error=True)
         return 1
-    except KeyboardInterrupt:
-        show(f"\nverizero: stopped. {getattr(arguments, 'after_stop', '')}".rstrip(), is_error=True)
+    except KeyboardInterrupt as exc:
+        notes = getattr(exc, "__notes__", [])
+        after = f" by {notes[-1]}" if notes else f". {getattr(arguments, 'after_stop', '')}"
+        show(f"\nverizero: stopped{after}".rstrip(), is_error=True)
         return 130
     except BrokenPipeError:  # the reader of our output has ended
         # Python flushes at exit and would complain about the pipe: give it another place to flush to

@@ -180,7 +180,7 @@ def ended(launch, words, folder, look):
     folder.mkdir()
     (folder / "summary.json").write_text("{}")
 
-forms.launch, forms.show_result = ended, lambda *_: None
+forms.launch, forms.show_result = ended, lambda config, folder, summary: summary
 group = {"launch.kind": "torchrun", "launch.gpus_per_node": 2, "output": tempfile.mkdtemp()}
 assert forms.run_request(request_of("demo", overrides=group), "auto", None) == {}
 """

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verizero.pipeline.config.load import parse
-from verizero.pipeline.config.recipes import Resume
+from verizero.pipeline.config.recipes import SETTINGS, Resume
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.yaml_reader import read_yaml
 from verizero.pipeline.errors import ConfigError, RunError, boundary
@@ -197,7 +197,6 @@ class Findings(list[Any]):
 
     def __init__(self, diagnosis: Any) -> None:
         from verizero.pipeline.commands.diagnose import as_text
-        from verizero.pipeline.report.page import SETTINGS
 
         super().__init__(diagnosis.findings)
         self._text = SETTINGS.sub(lambda options: in_python(options[0]), as_text(diagnosis))

@@ -11,7 +11,7 @@ from verizero.pipeline.config.recipes import recipe_and_folder, with_model
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.errors import ConfigError
 
-CONTINUES = "The same command continues from the last checkpoint."
+CONTINUES = "The same command continues from the last checkpoint, if there is one."
 """A line after Ctrl-C, of commands whose runs have checkpoints."""
 
 

@@ -17,6 +17,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from filecmp import cmpfiles
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -119,7 +120,7 @@ def compare_with_champion(
     """Compare the run's model with the registry's champion: on suites, else on the run's held-out prompts.
 
     The champion is evaluated again unless its own evaluation was on the same prompts.
-    Raises: RunError for a run without a final model, or without suites and an evaluation.
+    Raises: RunError for a run without a final model, or without suites and an evaluation; for the champion itself.
     """
     from verizero.pipeline.report.intervals import paired_difference
 
@@ -130,9 +131,11 @@ def compare_with_champion(
             f"{run} has no final model with an evaluation; finish the run, with data.evaluation in its recipe, or name "
             "suites with --suite"
         )
+    champion = champion_of(registry)
+    if champion is not None and _are_same(champion / "model", run / "model"):
+        raise RunError(f"{run} is the champion of {registry} already, as version {champion.name}; name another run")
     domains = files.evaluations[-1].domains if on_suites is None else on_suites(run)
     ours = by_prompt(domains)
-    champion = champion_of(registry)
     if champion is None:
         return Comparison("first", run, None, None, len(ours), domains)
     if on_suites is None:
@@ -289,6 +292,11 @@ def _decide(comparison: Comparison, registry: Path, decision: str, decided_by: s
     before = path.read_bytes() if path.is_file() else b""
     # Rewritten whole: an append that is cut would leave half a line for ever.
     write_atomic(path, before + json.dumps(line).encode() + b"\n")
+
+
+def _are_same(one_model: Path, other: Path) -> bool:
+    names = os.listdir(one_model)
+    return sorted(names) == sorted(os.listdir(other)) and not any(cmpfiles(one_model, other, names, shallow=False)[1:])
 
 
 def _sha256(path: Path) -> str:

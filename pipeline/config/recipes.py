@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +13,13 @@ from typing import Any, Literal
 from verizero.pipeline.config.load import RECIPES, load_recipe
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.yaml_reader import read_mapping
-from verizero.pipeline.errors import ConfigError
+from verizero.pipeline.errors import ConfigError, boundary
 from verizero.pipeline.near import did_you_mean, near_path
 
 OTHER_FOLDERS = ("data", "suites")
 """Folders of RECIPES that have no recipes, but column mappings and suites."""
+SETTINGS = re.compile(r"(?:--set (?:'[^']*'|[\w./\[\]]+=(?:\{[^}]*\}|\[[^\]]*\]|[^\s,;]+)) ?)+")
+"""Command-line options in a remedy, which words may follow."""
 Resume = Literal["auto", "never", "must", "changed"]
 """auto: continue the run of that name, or begin one. never: fail if there is one. must: fail if there is none.
 changed: as auto, and a stage that trained with a verifier or environment whose file changed continues with the new one.
@@ -79,15 +83,14 @@ def with_model(model: str | Path) -> list[str]:
 
 
 def recipe_names(user_folder: Path | None = None) -> list[str]:
-    """Return the names that `find_recipe` knows, without suffix: first those of `user_folder`, then the shipped ones.
+    """Return the names that `find_recipe` knows, without suffix: demo, those of `user_folder`, then the shipped ones.
 
     A file of the user's folder that is no recipe (no mapping, or neither `model` nor `extends`) is left out.
     """
-    names: list[str] = []
+    names = ["demo"]
     if user_folder is not None and user_folder.is_dir():
-        names += [
-            _recipe_name(p, user_folder) for p in sorted(user_folder.rglob("*.yaml")) if _may_be_recipe(p, user_folder)
-        ]
+        files = (p for p in sorted(user_folder.rglob("*.yaml")) if not p.resolve().is_relative_to(RECIPES))
+        names += [_recipe_name(p, user_folder) for p in files if _may_be_recipe(p, user_folder)]
     shipped = [_recipe_name(p, RECIPES) for p in sorted(RECIPES.rglob("*.yaml"))]
     return list(dict.fromkeys([*names, *(n for n in shipped if n.split("/")[0] not in OTHER_FOLDERS)]))
 
@@ -104,11 +107,11 @@ def request_of(
     rounds: int | None = None,
     stages: Sequence[str] | None = None,
     run_name: str | None = None,
-    overrides: Mapping[str, Any] | None = None,
+    overrides: str | Mapping[str, Any] | None = None,
 ) -> Request:
     """Return the request that the fields of a form ask for. An empty field leaves the recipe unchanged.
 
-    `overrides`: values by dotted name, e.g. {"rl.group_size": 8}.
+    `overrides`: values by dotted name, e.g. {"rl.group_size": 8}, or a text with a.b=c, as `settings_in` reads it.
     Raises: ConfigError naming the field, its value and the remedy.
     """
     path = find_recipe(str(recipe), user_folder)
@@ -127,8 +130,26 @@ def request_of(
     return read_request(path, changes)
 
 
-def override_texts(field: str, values: Mapping[str, Any]) -> list[str]:
-    """Return values by dotted name as texts `a.b=c`. Raises: ConfigError, which calls the values `field`."""
+def settings_in(field: str, text: str) -> list[str]:
+    """Return the settings a.b=c of a command line, with --set or without, or of a line with a remedy.
+
+    Raises: ConfigError, which calls the text `field`, for other words; those around a remedy are left out.
+    """
+    text = text.rpartition("Remedy:")[2].strip()
+    options = SETTINGS.match(text)
+    if options is not None and "=" not in text[options.end() :]:
+        text = options[0]
+    with boundary(ConfigError, f"{field}: {text!r}"):  # a quote without its end
+        settings = [w.removeprefix("--set=") for w in shlex.split(text) if w != "--set"]
+    if wrong := next((s for s in settings if "=" not in s), None):
+        raise ConfigError(f"{field}: {wrong!r} is no setting a.b=c; keep only those, and quote a value with blanks")
+    return settings
+
+
+def override_texts(field: str, values: str | Mapping[str, Any]) -> list[str]:
+    """Return a text's settings, or values by dotted name, as texts `a.b=c`. Raises: ConfigError that names `field`."""
+    if isinstance(values, str):
+        return settings_in(field, values)
     if not isinstance(values, Mapping):
         raise ConfigError(f'{field} must be an object of dotted names, e.g. {{"rl.group_size": 8}}, got {values!r}')
     texts = []

@@ -280,7 +280,7 @@ class EvaluationConfig(Section):
 class CheckpointConfig(Section):
     """Checkpoints of the whole training state."""
 
-    every_steps: int = Field(10, ge=1)
+    every_steps: int = Field(10, ge=1, description="a run's first step has one too")
     keep: int = Field(2, ge=1, description="number of newest checkpoints kept, besides the last of each stage")
 
 

@@ -28,7 +28,7 @@ from verizero.pipeline.rollout.generate import generate_rollouts
 from verizero.pipeline.rows import TrainedRow, trained_rows
 from verizero.pipeline.run.algorithm import reference_config, sampling
 from verizero.pipeline.run.recorder import Recorder
-from verizero.pipeline.run.saving import save
+from verizero.pipeline.run.saving import is_first_step, save
 from verizero.pipeline.run.session import Run, Session, StageSetup, Workers
 from verizero.pipeline.run.state import Item, RunState
 from verizero.pipeline.train.backend import Backend
@@ -131,9 +131,9 @@ def after_step(session: Session, item: Item, row: StepRow, groups: list[Group]) 
     state, recorder, setup = session.state, session.recorder, session.setup
     guard_against_collapse(session, item, row.metrics)
     recorder.callbacks.call(session.run.ranks, row, groups)  # before the checkpoint: a kill between would leave it out
-    is_due = state.step % setup.config.checkpoint.every_steps == 0 and state.step < item.num_steps
+    is_due = state.step % setup.config.checkpoint.every_steps == 0 or is_first_step(state)
     # No checkpoint after steps whose graders failed: a run that stops for that repeats them.
-    if (is_due or recorder.callbacks.stopped_by) and not state.stage.lost_steps:
+    if ((is_due and state.step < item.num_steps) or recorder.callbacks.stopped_by) and not state.stage.lost_steps:
         save(session)
     recorder.callbacks.raise_if_stopped()
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,6 +33,7 @@ Reason = Literal[
 ]  # fmt: skip
 REASONS: tuple[Reason, ...] = get_args(Reason)
 INFO = "run.json"
+CONTINUES = "the same command continues from the last checkpoint, if there is one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +50,14 @@ class Ended:
         return f"{self.reason.replace('_', ' ')}{place}: {self.message}"
 
 
-def ended_by(exc: BaseException, where: str) -> Ended:
-    """Return the end of a run by an exception in the step `where`."""
+def ended_by(exc: BaseException, where: str, next_try: Callable[[], str] = lambda: CONTINUES) -> Ended:
+    """Return the end of a run by an exception in the step `where`. next_try: says what the same command will do."""
     # Ctrl-C, or a signal or a cancelled flow that a library made an exception of; it may have led to another error.
     outside = next((link for link in chain_of(exc) if not isinstance(link, Exception)), None)
     if outside is not None:
         is_signal = isinstance(outside, KeyboardInterrupt)
         how = "Ctrl-C or a signal" if is_signal else f"ended from outside ({type(outside).__name__})"
-        return Ended("interrupted", where, f"{how}; the same command continues from the last checkpoint")
+        return Ended("interrupted", where, f"{how}; {next_try()}")
     fault = machine_fault(exc)
     message = str(exc) if isinstance(exc, VerizeroError) else fault or exception_text(exc)
     reason: Reason = "error"

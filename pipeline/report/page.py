@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from verizero.pipeline.config.recipes import SETTINGS
 from verizero.pipeline.host.disk import write_atomic
 from verizero.pipeline.report.curves import Chart, build_charts
 from verizero.pipeline.report.plots import Plot, draw
@@ -34,8 +34,6 @@ MEASURES = (
 """(measure, its label, the key of the interval of its change)."""
 MAX_ALARMS = 50
 """Maximum of listed alarms: graders that fail for days raise the same alarm a thousand times."""
-SETTINGS = re.compile(r"(?:--set (?:'[^']*'|[\w./\[\]]+=(?:\{[^}]*\}|[^\s,;]+)) ?)+")
-"""Command-line options in a remedy, which words may follow."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -21,7 +22,7 @@ from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.stages import BASE
 from verizero.pipeline.data.render import Renderer
 from verizero.pipeline.data.sampler import PromptLedger, PromptSampler
-from verizero.pipeline.errors import ConfigError, ResumeRefused
+from verizero.pipeline.errors import ConfigError, ResumeRefused, VerizeroError
 from verizero.pipeline.host.disk import locked, require_plain
 from verizero.pipeline.host.gpu import fault_of, unused_driver
 from verizero.pipeline.models.load import DTYPES, create_model, load_model, load_tokenizer, stop_at
@@ -34,7 +35,7 @@ from verizero.pipeline.plan.choice import by_plan, choices
 from verizero.pipeline.plan.devices import device_named
 from verizero.pipeline.plan.memory import GIB
 from verizero.pipeline.plan.shape import from_settings
-from verizero.pipeline.report.ended import ended_by, record_failure
+from verizero.pipeline.report.ended import CONTINUES, ended_by, record_failure
 from verizero.pipeline.report.measures import watch_cores
 from verizero.pipeline.report.progress import Logged, Progress
 from verizero.pipeline.report.store import Store
@@ -178,10 +179,36 @@ def open_run(config: RunConfig, base_dir: Path, folder: Path, resume: Resume, pr
             raise
         except BaseException as exc:
             if log is not None:
-                ended = ended_by(exc, "the start" if session is None else session.recorder.step_label)
+                where = "the start" if session is None else session.recorder.step_label
+                ended = ended_by(exc, where, partial(next_try, session, config, folder))
                 record_failure(folder, ended)
                 log.lines.say(str(ended))
+                if ended.reason == "interrupted":
+                    exc.add_note(ended.message)  # for the command line
             raise
+
+
+def next_try(session: Session | None, config: RunConfig, folder: Path) -> str:
+    """Return in words where the same command will continue the run in `folder`, and how many steps it does again."""
+    try:
+        if session is not None:
+            session.workers.writer.shutdown(wait=True)  # the last checkpoint gets its name
+        newest = newest_folder(folder, "auto")
+        state = RunState() if newest is None else read_state(newest)
+        with (folder / "metrics.jsonl").open("rb") as file:
+            file.seek(state.store.lengths.get("metrics.jsonl", 0))
+            num = sum(b'"kind":"step"' in line for line in file)
+    except (OSError, VerizeroError):  # the interrupt matters more
+        return CONTINUES
+    steps = f"{num} step{'' if num == 1 else 's'}"
+    if newest is None:
+        return (
+            f"no checkpoint yet: the {steps} so far {'is' if num == 1 else 'are'} lost; the same command begins again"
+        )
+    item = next(iter(state.items_left(schedule(config))), None)
+    place = "the report" if item is None else f"{item.label} step {state.step + 1}"
+    place = f"the evaluation {item.label}" if item is not None and item.is_evaluation else place
+    return f"the same command continues with {place}, from checkpoint {newest.name}, and does {steps} again"
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from verizero.pipeline.run import collapse
 from verizero.pipeline.run.build import first_model_path
 from verizero.pipeline.run.choose_checkpoint import changes_of
 from verizero.pipeline.run.session import Run, Session, StageSetup, Workers
-from verizero.pipeline.run.state import StoreMark, schedule
+from verizero.pipeline.run.state import RunState, StoreMark, schedule
 from verizero.pipeline.train import checkpoint
 from verizero.pipeline.train.backend import Backend
 from verizero.pipeline.train.checkpoint import FinishWriting
@@ -91,6 +91,11 @@ def save(session: Session) -> None:
         raise
     with disk_errors(f"writing into {run.rank_folder}"):
         note_peak(run.rank_folder)
+
+
+def is_first_step(state: RunState) -> bool:
+    """True after the first step of a run, which is kept: a place and not a time, as equal runs write equal files."""
+    return state.num_done == 0 and state.step == 1
 
 
 def finish_checkpoint(run: Run, workers: Workers) -> None:

@@ -13,7 +13,7 @@ from verizero.pipeline.errors import NonFiniteError
 from verizero.pipeline.loop.phases import PhaseWrapper
 from verizero.pipeline.models.flops import update_flops
 from verizero.pipeline.report.row_types import StepRow
-from verizero.pipeline.run.saving import save
+from verizero.pipeline.run.saving import is_first_step, save
 from verizero.pipeline.run.session import Session
 from verizero.pipeline.run.state import EVALUATION, Item
 from verizero.pipeline.seeds import stream
@@ -78,7 +78,7 @@ def train_steps(
         yield metrics
         _record(session, item, metrics)
         # After a chunk's last step the caller first counts a version of the policy; `last_steps_of_chunks` stops then.
-        if recorder.callbacks.stopped_by and state.step < last_step:
+        if (recorder.callbacks.stopped_by or is_first_step(state)) and state.step < last_step:
             save(session)
             recorder.callbacks.raise_if_stopped()
 

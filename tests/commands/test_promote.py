@@ -146,7 +146,9 @@ def test_on_other_rows_the_champion_is_evaluated_again(tmp_path, registry):
     assert found.verdict == "better"
 
 
-def test_a_run_without_model_or_evaluation_is_refused(tmp_path):
+def test_a_run_without_model_or_evaluation_and_the_champion_itself_are_refused(tmp_path, registry):
+    with pytest.raises(RunError, match=r"/old is the champion .* as version 0001; name another run"):
+        compare_with_champion(tmp_path / "old", registry)
     run = finished(tmp_path, "new", NEAR)
     (run / "metrics.jsonl").write_text("")
     with pytest.raises(RunError, match=r"new .*data\.evaluation"):

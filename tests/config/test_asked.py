@@ -4,7 +4,7 @@ import pytest
 
 from tests.stages.tiny import tiny
 from verizero.pipeline.config.load import dump
-from verizero.pipeline.config.recipes import RECIPES, find_recipe, recipe_names, request_of
+from verizero.pipeline.config.recipes import RECIPES, find_recipe, recipe_names, request_of, settings_in
 from verizero.pipeline.errors import ConfigError
 
 
@@ -21,9 +21,11 @@ def own(tmp_path):
     return tmp_path
 
 
-def test_names_are_the_users_own_then_the_shipped_ones(own):
+def test_names_are_demo_then_the_users_own_then_the_shipped_ones(own):
     names = recipe_names(own)
-    assert names[:3] == ["deep/other", "demo", "mine"]
+    assert names[:4] == ["demo", "deep/other", "mine", "algorithms/cispo"]
+    assert "algorithms/cispo" in recipe_names(RECIPES.parent)
+    assert "configs/algorithms/cispo" not in recipe_names(RECIPES.parent)
     assert {"demo_short", "algorithms/grpo"} <= set(names)
     assert names.count("demo") == 1
     assert not [n for n in names if n.startswith(("data/", "runs/"))]
@@ -52,6 +54,30 @@ def test_fields_override_the_recipe_and_empty_ones_leave_it(own):
     assert (config.rl.rounds, config.stage_names, config.name) == (7, ("rl",), "b-2")
     assert (config.rl.optimizer.learning_rate, config.model.dtype, config.rl.max_tokens) == (1e-5, "bfloat16", None)
     assert request.with_overrides("rl.rounds=2").config.name == "b-2"
+    assert request_of("mine", user_folder=own, overrides="--set rl.rounds=7").config.rl.rounds == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "settings"),
+    [
+        ("", []),
+        ("rl.rounds=4", ["rl.rounds=4"]),
+        ("--set rl.rounds=4  --set=sft.steps=9\nseed=5", ["rl.rounds=4", "sft.steps=9", "seed=5"]),
+        ("problem: length_cap: k=8. Remedy: --set rl.rounds=4", ["rl.rounds=4"]),
+        ("--set rl.rounds=4 --set stages=[sft,rl], or the engine's own", ["rl.rounds=4", "stages=[sft,rl]"]),
+        ("--set 'data.template={stop: \"a b\"}'; for a chat model", ['data.template={stop: "a b"}']),
+        ("--set rl.rounds=4, or --set rl.rounds=5", "'or' is no setting"),
+        ("rl.rounds 4", "'rl.rounds' is no setting a.b=c; keep only those"),
+        ("data.template={name: chat}", "'chat}' is no setting"),
+        ("rl.rounds='4", "No closing quotation"),
+    ],
+)
+def test_a_text_has_settings_as_a_remedy_or_a_command_line_has_them(own, text, settings):
+    if isinstance(settings, list):
+        assert settings_in("overrides", text) == settings
+    else:
+        with pytest.raises(ConfigError, match=settings):
+            request_of("mine", user_folder=own, overrides=text)
 
 
 def test_the_words_for_a_rank_ask_for_the_same_run(own):

@@ -160,7 +160,7 @@ class TestYaml:
                 read_tree(tmp_path / name)
         with pytest.raises(ConfigError, match=reason):
             parse(copy.deepcopy(TREE), [f"rl.algorithm={text}"])
-        assert recipe_names(tmp_path) == ["child", *recipe_names()]
+        assert recipe_names(tmp_path) == ["demo", "child", *recipe_names()[1:]]
         (tmp_path / "metrics.jsonl").touch()
         with pytest.raises(RunError, match=reason):
             read_run(tmp_path)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -23,7 +24,7 @@ FEW = {
     "sft": {"steps": 5},
     "rl": {"rounds": 1, "steps_per_round": 3, "select": {"keep": "all"}, "algorithm": {"entropy_coef": 0.05}},
 }
-"""One checkpoint of SFT, and a bonus that moves the policy where no answer is right."""
+"""Two checkpoints of SFT, and a bonus that moves the policy where no answer is right."""
 
 
 def words(folder, *extra):
@@ -66,7 +67,7 @@ def folders(tmp_path_factory):
     assert main(words(plain, "--no-prefect")) == 0
     (killed / "runs").mkdir()
     new_database(killed / "runs" / ".prefect")
-    status, log = signalled(killed, "00000002", signal.SIGKILL)
+    status, log = signalled(killed, "00000003", signal.SIGKILL)
     assert status == -signal.SIGKILL, log
     assert not (killed / "runs" / "tiny" / "summary.json").exists(), "it was over before it could be killed"
     started = {"env": environment(killed), "capture_output": True, "text": True, "timeout": 400, "check": False}
@@ -115,7 +116,9 @@ def test_no_process_is_left(folders):
     until(lambda: not [p for p, *rest in others() if text in "".join(rest)], "the end of all processes")
 
 
-def test_ctrl_c_says_that_the_run_can_be_continued(tmp_path):
-    status, log = signalled(tmp_path, "00000002", signal.SIGINT, "--no-prefect")
+def test_ctrl_c_says_from_which_step_the_run_continues(tmp_path):
+    status, log = signalled(tmp_path, "00000003", signal.SIGINT, "--no-prefect")
     assert status == 130, log
-    assert "from the last checkpoint" in log
+    assert re.search(
+        r"stopped by Ctrl-C or a signal; .* continues with .*, from checkpoint 0000000\d, and does \d", log
+    )

@@ -35,7 +35,7 @@ def test_every_flow_is_deployed_with_its_form(served):
     assert found == names
     form = served.deployment("train")["parameter_openapi_schema"]["properties"]
     assert list(form) == ["recipe", "rounds", "stages", "resume", "folder", "overrides"]
-    assert {"small", "demo_short"} <= set(form["recipe"]["enum"])
+    assert form["recipe"]["enum"][:2] == ["demo", "small"]
     assert form["resume"]["enum"] == ["auto", "never", "must", "changed"]
     assert served.deployment("rl-rounds")["global_concurrency_limit"]["limit"] == 1
     names = {a["name"]: a["enabled"] for a in served.post("/automations/filter")}
@@ -77,6 +77,7 @@ def by_form(served, chromium):
         page.locator(".p-select-button__control").first.focus()
         page.keyboard.press("ArrowDown")
         page.locator("[class*=select-option]").get_by_text("small", exact=True).last.click()
+        page.locator("textarea").last.fill("problem: noise: a=b. Remedy: --set sft.steps=4")
         page.screenshot(path=PICTURES / "form.png")
         page.get_by_role("button", name="Submit").click()
         page.wait_for_url(f"**/deployments/deployment/{deployment}*")
@@ -89,10 +90,11 @@ def by_form(served, chromium):
 def test_a_run_shows_itself(served, by_form):
     folder = served.folder / "runs" / "small"
     assert json.loads((folder / "summary.json").read_text())["steps"] == 2
+    assert "steps: 4\n" in (folder / "recipe.yaml").read_text(), "as the form asks"
     stages = {r["name"] for r in served.post("/flow_runs/filter")}
     assert {"small sft", "small rl"} <= stages
     artifacts = {a["key"]: a for a in served.post("/artifacts/filter") if a["key"]}
-    assert {"small-rounds", "small-samples", "small-page", "report"} <= artifacts.keys()
+    assert {"small-rounds", "small-samples", "report"} <= artifacts.keys()
     assert "data:image/svg+xml;base64," in artifacts["small-rounds"]["data"]
     (line,) = [x for x in artifacts["small-rounds"]["data"].splitlines() if x.startswith("| 1 |")]
     assert re.search(r"\| [01]\.\d{3} \|$", line), "held-out pass@1 after the round"
@@ -135,7 +137,8 @@ def test_each_of_the_other_flows_runs_and_leaves_its_artifact(served, by_form):
     ends = {flow: served.ended(run)["state"] for flow, run in runs.items()}
     assert {flow: end["name"] for flow, end in ends.items()} == dict.fromkeys(runs, "Completed"), ends
     shown = {flow: served.artifacts(run) for flow, run in runs.items()}
-    assert {"report", "small-sft-page"} <= shown["train"].keys()
+    assert str(served.folder / "runs" / "small-sft" / "report.html") in shown["train"]["report"]
+    assert ends["train"]["message"] == f"Report: {served.folder / 'runs' / 'small-sft' / 'report.html'}"
     assert json.loads((served.folder / "runs" / "small-sft" / "summary.json").read_text())["name"] == "small-sft"
     assert "arithmetic" in shown["evaluate"]["evaluation"]
 

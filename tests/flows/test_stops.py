@@ -240,6 +240,15 @@ def assert_retried(served, run, name, whole):
     assert end["name"] == "Completed", end["message"]
     until(lambda: has_continued(served, run), "the line that tells so")
     assert fingerprint(served.folder / "runs" / name) == whole
+    assert_stages_named(served, name)
+
+
+def assert_stages_named(served, name):
+    """Each stage of the run is a run of its own flow, however often the run was begun."""
+    flows = {flow["id"]: flow["name"] for flow in served.post("/flows/filter")}
+    stages = served.post("/flow_runs/filter", flow_runs={"name": {"like_": f"{name} "}})
+    assert {stage["name"] for stage in stages} == {f"{name} {stage}" for stage in ("base", "sft", "rl")}
+    assert all(stage["name"] == f"{name} {flows[stage['flow_id']]}" for stage in stages)
 
 
 def test_what_a_cancel_waits_for_is_less_than_what_is_promised():
@@ -305,3 +314,4 @@ def test_silent_runs_are_marked_crashed_and_a_retry_gives_the_same_bytes(
     browser.get_by_text("Finished in state Completed").first.wait_for()
     browser.screenshot(path=PICTURES / "resumed.png")
     assert fingerprint(served.folder / "runs" / "suspended") == whole
+    assert_stages_named(served, "suspended")

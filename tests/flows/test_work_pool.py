@@ -68,7 +68,7 @@ def test_a_worker_runs_what_is_triggered_and_its_runs_die_with_it(server, worker
     assert run["work_pool_name"] == "here"
     folder = server.folder / "runs" / "by-worker"
     assert json.loads((folder / "summary.json").read_text())["steps"] == 2, "where the command was given"
-    assert {"report", "by-worker-page"} <= server.artifacts(run["id"]).keys()
+    assert "report" in server.artifacts(run["id"])
     server.start("train", recipe="small", folder="left", overrides={"rl.steps_per_round": 100_000})
     until(lambda: (server.folder / "runs" / "left" / "checkpoints").is_dir(), "a checkpoint")
     everyone = family(worker.pid)

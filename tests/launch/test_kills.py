@@ -23,15 +23,15 @@ pytestmark = pytest.mark.run
 SHORT = ("rl.steps_per_round=2", "rl.prompts_per_step=4", "rl.group_size=4", "checkpoint.keep=100")
 WITH_SFT = (*SHORT, "stages=[sft, rl]", "sft.steps=3")
 KILLS = [
-    (1, "sft steps 1-3: update", 2, 0),
-    (0, "evaluate after sft: evaluate/generate", 1, 1),
-    (1, "evaluate after sft: evaluate/verify", 1, 1),
-    (1, "round 1 step 1: generate", 2, 2),
-    (0, "round 1 step 1: verify", 1, 2),
-    (1, "round 1 step 1: update", 1, 2),
-    (0, "round 1 step 1: publish", 1, 2),
-    (1, "round 1 step 1: checkpoint", 1, 2),
-    (0, "round 1 step 1: checkpoint, unnamed", 1, 2),
+    (1, "sft steps 1-3: update", 2, 1),
+    (0, "evaluate after sft: evaluate/generate", 1, 2),
+    (1, "evaluate after sft: evaluate/verify", 1, 2),
+    (1, "round 1 step 1: generate", 2, 3),
+    (0, "round 1 step 1: verify", 1, 3),
+    (1, "round 1 step 1: update", 1, 3),
+    (0, "round 1 step 1: publish", 1, 3),
+    (1, "round 1 step 1: checkpoint", 1, 3),
+    (0, "round 1 step 1: checkpoint, unnamed", 1, 3),
 ]
 """Rank, phase, at which of its beginnings, and how many checkpoints the run has then.
 
@@ -68,7 +68,7 @@ def assert_left(folder, whole, count, in_background):
 
 
 REPLICAS = ("launch.gpus_per_node=4", "train.backend=fsdp", "train.replicas=2")
-IN_BACKGROUND = [*KILLS[:-1], (0, "background, unnamed", 2, 2)]
+IN_BACKGROUND = [*KILLS[:-1], (0, "background, unnamed", 2, 3)]
 """FSDP gives names in the background: first to the model's file."""
 
 

@@ -114,6 +114,27 @@ def test_a_signal_ends_it(number, tmp_path, capsys):
         assert first.startswith("The run has not ended by itself: it was killed")
 
 
+@pytest.mark.run
+@pytest.mark.parametrize(("stage", "label"), [("sft", "sft"), ("rl", "round 1")])
+def test_ctrl_c_says_what_is_lost_and_the_first_step_has_a_checkpoint(stage, label, tmp_path):
+    """The signal comes within the first step, before its checkpoint, and then within the fourth."""
+    steps = {"sft": {"steps": 5}, "rl": {"steps_per_round": 5, "select": {"keep": "all"}}}
+    config = tiny({**steps, "checkpoint": {"every_steps": 10}, "stages": [stage]}, ["evaluation.before_training=false"])
+    for step, message in (
+        (1, "no checkpoint yet: the 1 step so far is lost; the same command begins again"),
+        (4, f"the same command continues with {label} step 2, from checkpoint 00000000, and does 3 steps again"),
+    ):
+
+        def interrupt(event, last=step):
+            if event.step == last:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt) as caught:
+            train(config, tmp_path, tmp_path / "run", "auto", Heard(), callbacks=[interrupt])
+        assert caught.value.__notes__ == [f"Ctrl-C or a signal; {message}"]
+        assert (tmp_path / "run" / "run.log").read_text().endswith(f"{message}\n")
+
+
 def test_a_run_that_is_under_way(tmp_path):
     with locked(tmp_path):
         assert end_of(tmp_path, {"ended": None}) == "The run is under way."

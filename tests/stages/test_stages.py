@@ -139,8 +139,8 @@ def test_an_end_that_cannot_be_trusted_is_refused(tmp_path):
     config = recipe("sft", BETWEEN, last("sft"))
     with pytest.raises(Broken):
         run_whole(config, tmp_path / "run", ("train", 3))
-    (tmp_path / "run" / "checkpoints" / "00000000" / "trainer.pt").write_bytes(b"torn")
-    with pytest.raises(CheckpointError, match=r"checkpoint .*00000000: trainer.pt has 4 bytes"):
+    (tmp_path / "run" / "checkpoints" / "00000001" / "trainer.pt").write_bytes(b"torn")
+    with pytest.raises(CheckpointError, match=r"checkpoint .*00000001: trainer.pt has 4 bytes"):
         run_whole(config, tmp_path / "run")
 
 
