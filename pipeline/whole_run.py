@@ -205,7 +205,7 @@ def finish(session: Session) -> dict[str, Any]:
     record_end(run.rank_folder, ended)
     session.recorder.say(str(ended))
     summary = build_summary(run.rank_folder)
-    build_page(run.rank_folder, cards_of(run.rank_folder, session.recorder.say))
+    build_page(run.rank_folder, *cards_of(run.rank_folder, session.recorder.say))
     return summary
 
 

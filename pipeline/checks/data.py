@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from shlex import quote
 from statistics import fmean
 
-from verizero.pipeline.checks.answers import group_answers
+from verizero.pipeline.checks.answers import MIN_OPEN, group_answers
 from verizero.pipeline.checks.cause import also, cause
 from verizero.pipeline.checks.finding import PASS, Evidence, Finding
 from verizero.pipeline.checks.run_facts import INFO, METRICS, NUM_COMPARED, ROLLOUTS, RunFacts, Sample, by_group
@@ -25,7 +25,7 @@ MAX_LOSS, MAX_PASS = 0.02, 0.3
 """Nats a token. Demonstrations that can be written in several ways leave a loss, unless they are memorised."""
 MIN_AGREEING, MIN_GAP = 0.5, 0.15
 MIN_GROUPS, MIN_REFUSED_GROUPS = 10, 0.1
-MIN_MAJORITIES, MIN_REFUSED_MAJORITIES = 20, 0.75
+MIN_MAJORITIES, MIN_REFUSED_MAJORITIES, MIN_REFUSED_TEXTS = 20, 0.75, 0.95
 MIN_UNSOLVED_MAJORITIES, MIN_SOLVED = 1 / 3, 0.25
 """Share of the clear majorities whose group has no right response, and share of right ones in groups that have any."""
 
@@ -240,8 +240,12 @@ def refused_majorities(run: RunFacts) -> Finding | None:
     """
     if run.before_and_after() or (answers := group_answers(run)) is None or run.is_cold:
         return None
-    refused = answers.refused_majorities
-    if answers.majorities >= MIN_MAJORITIES and len(refused) >= MIN_REFUSED_MAJORITIES * answers.majorities:
+    refused, is_number = answers.refused_majorities, answers.kind == "number"
+    # A weak model prefers one of few texts, and is right by chance then.
+    if not is_number and answers.distinct < MIN_OPEN and answers.accepted < MIN_GROUPS:
+        return None
+    least = MIN_REFUSED_MAJORITIES if is_number else MIN_REFUSED_TEXTS
+    if answers.majorities >= MIN_MAJORITIES and len(refused) >= least * answers.majorities:
         share = len(refused) / answers.majorities
         return Finding(
             min(1.0, share),
@@ -252,7 +256,7 @@ def refused_majorities(run: RunFacts) -> Finding | None:
             frozenset({"false_negatives"}),
         )
     unsolved, clear = answers.unsolved_majorities, answers.clear_majorities
-    if clear < MIN_MAJORITIES or len(unsolved) < MIN_UNSOLVED_MAJORITIES * clear:
+    if not is_number or clear < MIN_MAJORITIES or len(unsolved) < MIN_UNSOLVED_MAJORITIES * clear:
         return None
     if answers.solved is None or answers.solved < MIN_SOLVED:
         return None

@@ -13,7 +13,7 @@ from verizero.pipeline.checks.cause import CAUSES
 from verizero.pipeline.checks.finding import Finding, ranked
 from verizero.pipeline.checks.logs import options, trackers, trl, verl
 from verizero.pipeline.checks.logs.facts import Reading, reading_of
-from verizero.pipeline.checks.logs.logged import Logged, LoggedRow, Tool, first_row, numbers
+from verizero.pipeline.checks.logs.logged import MOST_NAMED, Logged, LoggedRow, Tool, first_row, numbers
 from verizero.pipeline.checks.logs.words import in_words_of, not_judged
 from verizero.pipeline.checks.run_facts import METRICS, NUM_COMPARED, RunFacts, read
 from verizero.pipeline.errors import RunError
@@ -23,8 +23,6 @@ OnFailure = Callable[[str, Exception], None]
 TOOLS: dict[str, Tool] = {tool.name: tool for tool in (trl.TOOL, verl.TOOL)}
 READERS = (trl.read, verl.read, trackers.wandb_export, trackers.tensorboard, trackers.console)
 """In this order: what a trainer writes by itself is more than what it sends to a tracker."""
-MOST_NAMED = 4
-"""Files that are named as those that were judged."""
 
 
 def diagnose(run: RunFacts, on_failure: OnFailure | None = None) -> list[Finding]:
@@ -99,16 +97,22 @@ def is_ours(path: Path) -> bool:
     """True if the path is no log of another trainer, so that it is read as a run of this project."""
     if path.is_file():
         return False
-    row = first_row(path / METRICS)
-    return (row is not None and "kind" in row) or not path.is_dir() or (path / "recipe.yaml").is_file()
+    return first_row(path / METRICS, "kind") is not None or not path.is_dir() or (path / "recipe.yaml").is_file()
 
 
 def _of_another(logged: Logged, tool: str | None, name: str) -> Diagnosis:
     """Return the diagnosis of a run of another trainer."""
     reading: Reading = reading_of(logged, _tool_of(logged, tool))
-    findings = in_words_of(reading, diagnose(reading.facts))
+    failed: list[str] = []
+    causes = diagnose(reading.facts, lambda cause, exc: failed.append(f"not judged: {cause} ({exc})"))
+    findings = in_words_of(reading, causes)
     judged = ", ".join(logged.files[:MOST_NAMED]) + (" and more" if len(logged.files) > MOST_NAMED else "")
-    notes = (*(f"not read: {what}" for what in logged.skipped), *not_judged(reading), f"judged: {judged or name}")
+    notes = (
+        *(f"not read: {what}" for what in logged.skipped),
+        *not_judged(reading),
+        *failed,
+        f"judged: {judged or name}",
+    )
     return Diagnosis(f"{name}, a run of {reading.tool.title}", reading.facts, tuple(findings), notes=notes)
 
 
@@ -117,8 +121,14 @@ def _logged_at(path: Path) -> Logged:
     if not path.exists():
         raise RunError(f"{path} does not exist{near_path(path)}")
     if path.suffix in options.SUFFIXES:
-        return Logged(settings=options.settings_of_file(path))
-    logged = next((own for read in READERS if (own := read(path)) is not None), Logged())
+        logged = Logged()
+        logged.settings = options.settings_of_file(path, logged)
+        return logged
+    logged = Logged()
+    for read_logs in READERS:
+        if not logged.rows and (own := read_logs(path)) is not None:
+            logged.add(own)
+    logged.keep_last_run()
     if path.is_dir() and logged.rows and not logged.settings:
         # transformers writes all arguments into the first event file, whatever else a run has.
         try:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import statistics
-from collections.abc import Sequence
 
 from verizero.pipeline.checks.cause import cause
 from verizero.pipeline.checks.finding import Finding
-from verizero.pipeline.checks.run_facts import RunFacts, Sample
+from verizero.pipeline.checks.run_facts import RunFacts, prompt_form
 from verizero.verifiers.answer import boxed_or_tagged
 
 MIN_CUT, NEARLY_ALL_CUT = 0.15, 0.9
 """Shares of responses that are cut at the limit: for a limit that is too low, and for an end that is missing."""
-MIN_ANSWERED, MAX_READ = 0.02, 500
-"""Share of the cut responses that hold an answer, and how many are read for one."""
+MIN_ANSWERED, MIN_RIGHT, MIN_LOOPS, MAX_READ = 0.02, 0.1, 0.5, 500
+"""Shares of the cut responses that hold an answer in a box or tags, that are right, and that repeat themselves or ask
+again; how many are read."""
+MAX_WHOLE, MAX_END, MIN_PROMPT, MAX_PROMPT = 8, 400, 4, 30
+"""Tokens of a response that may be an answer and nothing else; characters in which repetitions and prompts are looked
+for, and characters of a prompt."""
+REPEATED = re.compile(r"(.{1,60}?)\1{3}.{0,60}$", re.DOTALL)
 LONGER_FACTOR, LONGER_FACTOR_IF_PAID = 1.5, 1.2
 EXCUSING_GAIN = 0.05
 """Gain of the share of right responses that excuses longer ones."""
@@ -35,12 +40,13 @@ def end_token_missing(run: RunFacts) -> Finding | None:
 
     Either the policy was never shown how to stop (demonstrations without the end token), or the engine does not take
     its end token for one (a tokenizer of another model, a chat template whose turn ends with another token). Such a
-    response has no final answer, or an answer followed by noise.
+    response has no final answer, or an answer followed by noise: it repeats itself, asks again, or is right all the
+    same.
     """
     cut_at_start, cut_at_end = run.mean_at_start("truncated"), run.mean_at_end("truncated")
     if cut_at_start is None or cut_at_end is None or min(cut_at_start, cut_at_end) < NEARLY_ALL_CUT:
         return None
-    if _share_answered(run.samples) < MIN_ANSWERED:
+    if not _goes_on(run):
         return None  # none comes as far as an answer, or nobody can look: a limit that is too low is more usual
     trained_ends = [row.metrics["ends/trained"] for _, row in run.imitation if "ends/trained" in row.metrics]
     why = (
@@ -58,11 +64,25 @@ def end_token_missing(run: RunFacts) -> Finding | None:
     )
 
 
-def _share_answered(samples: Sequence[Sample]) -> float:
-    """Return the share of responses that hold an answer in a box or tags; 0 if there are no responses."""
-    read = samples[:MAX_READ]
-    answers = [boxed_or_tagged(s.row.response) for s in read]
-    return sum(a is not None and a.text is not None for a in answers) / max(1, len(read))
+def _goes_on(run: RunFacts) -> bool:
+    """Return True if responses that are nearly all cut had come to their answer before the cut.
+
+    That is so of an answer in a box or tags, of right responses, and of an end that repeats itself or asks again.
+    """
+    # A response of few tokens may be an answer and nothing else.
+    if (run.mean_at_start("length/mean") or 0.0) > MAX_WHOLE and (run.share_right() or 0.0) >= MIN_RIGHT:
+        return True
+    read = [s.row for s in run.samples[:MAX_READ]]
+    answers = [boxed_or_tagged(row.response) for row in read]
+    loops = sum(_is_endless(row.prompt[:MAX_PROMPT], row.response[-MAX_END:]) for row in read)
+    num_answered, most = sum(a is not None and a.text is not None for a in answers), max(1, len(read))
+    return num_answered >= MIN_ANSWERED * most or loops >= MIN_LOOPS * most
+
+
+def _is_endless(prompt: str, end: str) -> bool:
+    """Return True if a response repeats itself, or holds another prompt of the same form: the same may be restated."""
+    asks = prompt_form(end).count(prompt_form(prompt)) - (end.count(prompt) == 1) if len(prompt) >= MIN_PROMPT else 0
+    return asks > 0 or REPEATED.search(end) is not None
 
 
 @cause(
@@ -78,9 +98,11 @@ def length_cap(run: RunFacts) -> Finding | None:
     end have another cause. A run that has learned to answer within the limit did not need more.
     """
     cut = run.mean_at_start("truncated")
-    if cut is None or cut < MIN_CUT or (cut >= NEARLY_ALL_CUT and _share_answered(run.samples) >= MIN_ANSWERED):
+    if cut is None or cut < MIN_CUT or (cut >= NEARLY_ALL_CUT and end_token_missing(run)):
         return None
-    has_learned = (run.mean_at_end("truncated") or 0.0) < 0.1 and (run.share_right(at_end=True) or 0.0) >= 0.7
+    # Where all are cut at the end and right, the limit is that of the answer.
+    is_harmless = not 0.1 <= (run.mean_at_end("truncated") or 0.0) < NEARLY_ALL_CUT
+    has_learned = is_harmless and (run.share_right(at_end=True) or 0.0) >= 0.7
     limit = run.setting("rollout", "max_response_tokens")
     better_limit = "a larger number" if limit is None else str(2 * int(limit))
     return Finding(

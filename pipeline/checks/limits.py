@@ -17,6 +17,8 @@ MIN_DIFFERENCE = 0.03
 """Mean of |log p - log q| of a token; bfloat16 alone makes about 0.01."""
 MIN_RATIO = 4.0
 """Times that another component of the reward varies more than the verifier's part."""
+NO_GRADIENT, MOST_CUT = 1e-8, 0.9
+"""Norm of a gradient that is none; share of cut responses above which their mask may leave no token."""
 CONFIDENCE = 0.8
 
 
@@ -37,8 +39,8 @@ class Limit:
     """Metrics whose first and last values are the evidence."""
     remedy: str
     """With `{section}` where a field of the stage's section is named."""
-    elsewhere: str
-    """The remedy in words of no trainer."""
+    elsewhere: str = ""
+    """The remedy in words of no trainer; empty: the same."""
     explains: str = ""
     needs: str = ""
     excused: Callable[[RunFacts], bool] = lambda run: False
@@ -86,6 +88,15 @@ def _not_finite(run: RunFacts) -> float | None:
     return max(len(lost) / len(run.steps), sum(last) / len(last)) if lost else None
 
 
+def _gradient_zero(run: RunFacts) -> float | None:
+    """Return the share of steps whose gradient is 0, of those in whose groups rewards differ."""
+    rows = [row.metrics for _, row in run.steps if "grad_norm" in row.metrics]
+    norms = [m["grad_norm"] for m in rows if m.get("groups/without_signal", float(not m.get("reward/std"))) < 1]
+    if len(norms) < NUM_COMPARED or (run.mean_at_end("truncated") or 0.0) > MOST_CUT:
+        return None
+    return sum(norm < NO_GRADIENT for norm in norms) / len(norms)
+
+
 LIMITS = (
     Limit(
         "not_finite",
@@ -98,8 +109,22 @@ LIMITS = (
         "In {:.0%} of all or of the last steps the loss or the gradient is NaN or infinite.",
         ("not_finite", "reward/sampled"),
         "go back to a checkpoint before these steps, with a tenth of the learning rate, and in bfloat16 or float32",
-        "go back to a checkpoint before these steps, with a tenth of the learning rate, and in bfloat16 or float32",
-        explains="too_hard entropy_collapse learning_rate_low advantages_vanish length_drift length_cap",
+        explains="too_hard too_easy entropy_collapse learning_rate_low learning_rate_high advantages_vanish length_cap "
+        "length_drift end_token_missing infrastructure_zeros wrong_references engine_mismatch sampling_differs",
+    ),
+    Limit(
+        "gradient_zero",
+        """The gradient is 0 although rewards differ within groups, so that no weight moves.
+
+        The model is frozen, a copy of it is trained, or its loss is detached from its weights. Where all rewards of a
+        group are equal, a gradient of 0 is right.
+        """,
+        _gradient_zero, 0.9, 0.9,
+        "In {:.0%} of the steps in which rewards differ within groups the gradient is 0: nothing is trained.",
+        ("grad_norm", "groups/without_signal", "reward/sampled"),
+        "count the parameters with requires_grad, and look for what detaches the loss from them: a frozen model, "
+        "adapters that are not trained, an empty mask of the responses, torch.no_grad()",
+        explains="learning_rate_low too_hard length_cap prompts_repeat kl_too_strong other_template", needs="grad_norm",
     ),
     Limit(
         "too_hard",
@@ -131,7 +156,7 @@ LIMITS = (
     Limit(
         "engine_mismatch", "", _difference, MIN_DIFFERENCE, 0.1,
         "Log-probs of engine and trainer differ by {:.3f} nats a token for the same weights, from the first steps on.",
-        ("mismatch/abs",), "give engine and trainer one number type", "",
+        ("mismatch/abs",), "give engine and trainer one number type",
     ),
     Limit(
         "policy_lag",
@@ -169,7 +194,8 @@ LIMITS = (
 
         A verdict of the status timeout counts as the recipe says, which is a reward of 0 by default. A verifier that
         catches its own errors and returns 0 hides them: then equal responses to one prompt are right and wrong. The
-        policy is punished for what the machine did.
+        policy is punished for what the machine did. A grader that fails for good shows as a reward that falls in one
+        step, while responses stay as they were.
         """,
         _failed, MIN_FAILED, MANY_FAILED,
         "{:.0%} of the responses were not graded but failed: their verifier or the sandbox was late, or broke.",
@@ -197,4 +223,4 @@ for row in LIMITS:
         CAUSES[row.cause] = CAUSES[row.cause].with_rule(row.rule)
     else:
         explains, needs = frozenset(row.explains.split()), tuple(row.needs.split())
-        CAUSES[row.cause] = Cause(row.cause, row.text, (row.rule,), explains, needs, row.elsewhere)
+        CAUSES[row.cause] = Cause(row.cause, row.text, (row.rule,), explains, needs, row.elsewhere or row.remedy)

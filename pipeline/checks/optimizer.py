@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from statistics import fmean
 
 from verizero.pipeline.algorithms.base import chosen, load_algorithm
+from verizero.pipeline.checks import limits  # noqa: F401  (has rows of causes that get more rules here)
 from verizero.pipeline.checks.cause import also, cause
 from verizero.pipeline.checks.finding import Finding
 from verizero.pipeline.checks.run_facts import NUM_COMPARED, RunFacts
 from verizero.pipeline.config.rates import learning_rate
+from verizero.pipeline.errors import ConfigError
 
 MIN_CLIPPED, MIN_CLIPPED_OF_SEQUENCES = 0.08, 0.5
 GRPO = {"name": "grpo"}
@@ -25,9 +28,10 @@ USUAL_DISTANCE = 0.03
 """Nats a token that a run of some dozens of steps usually moves."""
 MIN_FACTOR, MAX_FACTOR = 3.0, 300.0
 """Factors by which the remedy raises the rate."""
-MIN_STEPS, MIN_CUT_MORE, ENTROPY_FACTOR, MIN_FALL = 10, 0.3, 2.0, 0.05
+MIN_STEPS, MIN_CUT_MORE, ENTROPY_FACTOR, MIN_FALL, MAX_CHANGE = 10, 0.3, 2.0, 0.05, 0.25
 """Limits of a rate that is too high: steps and, if no distance is logged, more responses cut at the end than at first,
-change of the entropy; fall of the reward, as a share of the range of the rewards."""
+change of the entropy; fall of the reward, as a share of the range of the rewards; share by which entropy and length
+change at most where a fall is none of the policy."""
 
 
 @cause(
@@ -43,7 +47,11 @@ def clip_stops_learning(run: RunFacts) -> Finding | None:
     5.2): whole responses are clipped there, not the tokens of each that changed most.
     """
     clipped = (run.mean_at_end("clip_fraction/high") or 0.0) + (run.mean_at_end("clip_fraction/low") or 0.0)
-    _, parts = load_algorithm(*chosen(run.setting(run.section, "algorithm", default=GRPO)))
+    name, params = chosen(run.setting(run.section, "algorithm", default=GRPO))
+    try:
+        _, parts = load_algorithm(name, params)
+    except ConfigError:  # another trainer takes a value that a recipe does not
+        _, parts = load_algorithm(name)
     of_sequences = parts.ratio_entry.of in ("mean", "sum")
     if clipped < (MIN_CLIPPED_OF_SEQUENCES if of_sequences else MIN_CLIPPED):
         return None
@@ -148,7 +156,8 @@ def learning_rate_high(run: RunFacts) -> Finding | None:
     """The first updates throw the policy far away, and the reward falls.
 
     An update that is too large makes the policy worse everywhere at once. Rewards drop within a few steps, and the
-    distance to the reference grows to tenths of a nat a token, which careful runs never reach.
+    distance to the reference grows to tenths of a nat a token, which careful runs never reach. A later update can do
+    the same: from that step on the reward is a fraction of what it was.
     """
     rewards, last_reward = run.series("reward/sampled"), run.mean_at_end("reward/sampled")
     distance = run.mean_at_start("kl/k1")
@@ -156,14 +165,43 @@ def learning_rate_high(run: RunFacts) -> Finding | None:
         return None
     if last_reward > rewards[0].value - MIN_FALL * run.reward_range:
         return None
-    rate = float(run.setting(run.section, "optimizer", "learning_rate", default=0.0))
     return Finding(
         min(1.0, 0.6 + distance),
         f"Within the first steps the policy is {distance:.2f} nats a token from its reference, and the reward "
         f"falls from {rewards[0].value:.2f} to {last_reward:.2f}.",
         run.evidence("kl/k1", 0, 4, -1) + run.evidence("reward/sampled"),
-        f"--set {run.section}.optimizer.learning_rate={rate / 10:.0e}",
+        _slower(run),
     )
+
+
+def sudden_fall(run: RunFacts, of_grader: bool) -> Finding | None:
+    """Find a reward that falls by half in one step and stays there: the grader's, if the responses are as before."""
+    points, names = run.series("reward/sampled"), ("entropy", "length/mean", "truncated")
+    values, rows = [p.value for p in points], [row.metrics for _, row in run.steps if "reward/sampled" in row.metrics]
+    for i in range(NUM_COMPARED, len(points) - NUM_COMPARED + 1):
+        before, after = slice(i - NUM_COMPARED, i), slice(i, i + NUM_COMPARED)
+        first, last = fmean(values[before]), fmean(values[i:])
+        least = max(abs(first) / 2, 2 * MIN_FALL * run.reward_range)
+        if first - last < least or min(values[before]) - max(values[i:]) < (first - last) / 2:
+            continue
+        means = [[fmean(m.get(n, 0.0) for m in rows[part]) for part in (before, after)] for n in names]
+        is_alike = all(abs(b - a) <= MAX_CHANGE * abs(b) for b, a in means)
+        if is_alike is not of_grader:
+            return None
+        sentence = f"At step {points[i].step} the reward falls from {first:.2f} to {last:.2f} and stays there"
+        return Finding(
+            0.9,
+            sentence
+            + (", of responses as before: the grader fails." if of_grader else ": an update broke the policy."),
+            run.evidence("reward/sampled", i - 1, i, -1) + sum((run.evidence(n, i - 1, i) for n in names), ()),
+            "look at what the grader says since then" if of_grader else _slower(run),
+            frozenset({"learning_rate_low", "entropy_collapse", "advantages_vanish", "end_token_missing"}),
+        )
+    return None
+
+
+also("learning_rate_high")(partial(sudden_fall, of_grader=False))
+also("infrastructure_zeros")(partial(sudden_fall, of_grader=True))
 
 
 @also("learning_rate_high")
@@ -192,9 +230,16 @@ def high_by_the_rewards(run: RunFacts) -> Finding | None:
         f"The reward falls from {first_reward:.2f} to {last_reward:.2f} under a learning rate of {rate:.1e}, and "
         f"{what}",
         run.evidence("reward/sampled", 0, 4, -1) + run.evidence("truncated") + run.evidence("entropy"),
-        f"--set {run.section}.optimizer.learning_rate={rate / 10:.0e}",
+        _slower(run),
         frozenset({"end_token_missing", "learning_rate_low"}),
     )
+
+
+def _slower(run: RunFacts) -> str:
+    """Return a tenth of the rate, if it is known."""
+    highest = max((p.value for p in run.series("learning_rate")), default=0.0)
+    rate = float(run.setting(run.section, "optimizer", "learning_rate", default=highest))
+    return f"--set {run.section}.optimizer.learning_rate={rate / 10:.0e}" if rate else "divide the learning rate by ten"
 
 
 @cause("raise the learning rate by a factor of ten, or shorten the warm-up", needs="learning_rate")

@@ -15,18 +15,18 @@ from verizero.pipeline.report.page import Card, rendered
 from verizero.pipeline.report.plots import draw
 
 
-def cards_of(folder: Path, say: Callable[[str], None]) -> list[Card] | None:
-    """Return a card for each finding about the run in `folder`. A rule that fails is left out, with a warning by `say`.
+def cards_of(folder: Path, say: Callable[[str], None]) -> tuple[list[Card] | None, str]:
+    """Return a card for each finding about the run in `folder`, and the sentence for a run without findings.
 
-    None, with a warning, if the run's files cannot be read.
+    A rule that fails is left out, with a warning by `say`; no cards if the run's files cannot be read.
     """
     try:
         run = read(folder)
     except Exception as exc:
         say(f"warning: the run could not be diagnosed: {type(exc).__name__}: {exc}")
-        return None
+        return None, ""
     findings = diagnose(run, lambda name, exc: say(rule_failed(name, exc)))
-    return [card(run, finding, number) for number, finding in enumerate(findings, 1)]
+    return [card(run, finding, number) for number, finding in enumerate(findings, 1)], run.without_cause
 
 
 def rule_failed(name: str, exc: Exception) -> str:
@@ -64,5 +64,7 @@ def write_page(diagnosis: Diagnosis, path: Path) -> Path:
     """Write the page to `path` and return it. Texts of models and logs are data to it, and escaped."""
     cards = [card(diagnosis.facts, finding, number) for number, finding in enumerate(diagnosis.findings, 1)]
     drawn = [(c, draw(c.chart).svg if c.chart is not None else None) for c in cards]
-    page = rendered("diagnosis_page.html", diagnosis=diagnosis, cards=drawn)
+    page = rendered(
+        "diagnosis_page.html", diagnosis=diagnosis, cards=drawn, without_cause=diagnosis.facts.without_cause
+    )
     return write_atomic(path, page.encode("utf-8", "replace"))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from statistics import fmean
+
 from verizero.pipeline.checks.cause import also, cause
 from verizero.pipeline.checks.finding import Finding
 from verizero.pipeline.checks.limits import MIN_RATIO
-from verizero.pipeline.checks.run_facts import RunFacts, by_group
+from verizero.pipeline.checks.run_facts import NUM_COMPARED, RunFacts, by_group
 
-NEARLY_ALL_GROUPS, HALF_OF_GROUPS, SOME_GROUPS = 0.8, 0.5, 0.1
+ALL_GROUPS, NEARLY_ALL_GROUPS, HALF_OF_GROUPS, SOME_GROUPS = 0.95, 0.8, 0.5, 0.1
 SMALL_MEAN = 0.1
 """The mean of a further component that a verifier of 0 and 1 still decides over."""
 MIN_PAIRS, MIN_MISRANKED = 20, 0.05
@@ -22,7 +24,7 @@ def advantages_vanish(run: RunFacts) -> Finding | None:
     """Rewards are neither all right nor all wrong, but equal within each group, so that advantages are zero.
 
     The members of a group are copies: the same seed for all, a temperature near 0, or responses that are put in the
-    wrong groups. Prompts differ, samples of a prompt do not.
+    wrong groups. Prompts differ, samples of a prompt do not. Or the reward function returns one number for all.
     """
     right, wrong = (run.share(f"groups/{name}", "groups/sampled") for name in ("all_right", "all_wrong"))
     reward = run.mean_at_start("reward/sampled")
@@ -40,6 +42,24 @@ def advantages_vanish(run: RunFacts) -> Finding | None:
         else "read the responses of one prompt in rollouts.jsonl: equal ones have one seed, or are joined wrongly",
         # Where responses hardly differ, the few groups with a signal move the policy in jumps.
         frozenset({"learning_rate_high", "entropy_collapse"} if run.is_cold else ()),
+    )
+
+
+@also("advantages_vanish")
+def equal_rewards(run: RunFacts) -> Finding | None:
+    """Find that rewards are equal in nearly all groups, and not known to be all right or all wrong."""
+    shares, reward = [p.value for p in run.series("groups/without_signal")], run.mean_at_start("reward/sampled")
+    known = [run.share(f"groups/{name}", "groups/sampled") or 0.0 for name in ("all_right", "all_wrong")]
+    if not shares or reward is None or max(known) >= HALF_OF_GROUPS or run.setting(run.section, "group_size") == 1:
+        return None
+    if min(fmean(shares[:NUM_COMPARED]), fmean(shares)) < ALL_GROUPS:
+        return None
+    return Finding(
+        0.8,
+        f"In {fmean(shares):.0%} of the groups all rewards are equal, from the first step on, and their mean is "
+        f"{reward:.2f}: no response is better than another.",
+        run.evidence("groups/without_signal") + run.evidence("reward/std") + run.evidence("reward/sampled"),
+        "read the responses of one prompt and their rewards: either are copies",
     )
 
 

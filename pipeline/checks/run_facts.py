@@ -201,6 +201,23 @@ class RunFacts:
             a.measure(d, name)["low"] > b.measure(d, name)["high"] for d, (b, a) in pairs.items()
         )
 
+    @property
+    def without_cause(self) -> str:
+        """The sentence about a run in which no cause is found. It has learned or not: pass@1 or the reward tells."""
+        for name in ("pass@1", "reward"):
+            if pairs := self._with_measure(name).items():
+                measures = [(b.measure(d, name)["value"], a.measure(d, name)["value"], d) for d, (b, a) in pairs]
+                return (
+                    f"No cause was found; {name} "
+                    + ", ".join(f"{b:.2f} -> {a:.2f} on {d}" for b, a, d in measures)
+                    + "."
+                )
+        rewards = [p.value for p in self.series("reward/sampled")]
+        if not (size := min(NUM_COMPARED, len(rewards) // 2)):
+            return "No cause was found."
+        first, last = statistics.fmean(rewards[:size]), statistics.fmean(rewards[-size:])
+        return f"No cause was found; the reward went from {first:.2f} to {last:.2f}."
+
     def training_is_ahead(self, gap: float) -> bool:
         """True if training prompts are solved more often than held-out ones, by more than `gap`, in some domain."""
         pairs = self.before_and_after().items()

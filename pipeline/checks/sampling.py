@@ -118,7 +118,8 @@ def _gap(rows: Sequence[Mapping[str, float]]) -> float:
 
 @cause(
     "look at how the rollout engine gets the trainer's weights, and whether that fails",
-    explains="engine_mismatch entropy_collapse sampling_differs learning_rate_high learning_rate_low",
+    explains="engine_mismatch entropy_collapse sampling_differs learning_rate_high learning_rate_low "
+    "infrastructure_zeros",
     needs=MISMATCH,
 )
 def stale_engine_weights(run: RunFacts) -> Finding | None:

@@ -10,10 +10,14 @@ from verizero.pipeline.checks.run_facts import MIN_RISE, ROLLOUTS, RunFacts, Sam
 
 MIN_TOO_FEW, MIN_TOO_MANY = 0.15, 0.25
 """Distance of the share of right training responses from held-out pass@1, below it and above it."""
-MIN_EQUAL, MIN_EQUAL_SHARE = 5, 0.01
-"""Refused responses with an accepted answer: their number, and their share of the refused ones of such groups."""
-MIN_DIFFERING, MIN_DIFFERING_GROUPS = 0.2, 5
-"""Groups whose accepted responses differ in their answers: a share of those with accepted ones, and a number."""
+MIN_EQUAL, MIN_EQUAL_SHARE, MIN_EQUAL_TEXTS = 5, 0.01, 0.05
+"""Refused responses with an accepted answer: their number, and their share of the refused ones of such groups, of
+numbers and of texts, for which a form may be asked."""
+MIN_DIFFERING, MIN_DIFFERING_GROUPS, MIN_DIFFERING_TEXTS = 0.2, 5, 0.5
+"""Groups whose accepted responses differ in their answers: a share of those with accepted ones, and a number; of texts
+a share of those with any other answer."""
+ALL_ACCEPTED = 0.97
+"""Share of right ones among answers that may differ and be right, from which on all are, whatever they say."""
 MIN_REFUSED = 20
 """Refused responses in groups with an accepted one, from which on a verifier that refuses no equal answer is sound."""
 MIN_MIXED = 0.01
@@ -35,8 +39,8 @@ def false_negatives(run: RunFacts) -> Finding | None:
 
     The same policy has a much higher pass@1 on held-out prompts than rewards in training, at the same step. So either
     the training prompts are harder, or their verifier is stricter: it reads the first number instead of the last, wants
-    a box, or compares texts. Where answers are numbers, refused ones that equal an accepted one of their group show it;
-    if none does, the verifier is not to blame.
+    a box, or compares texts. Where answers are numbers, words or JSON, refused ones that equal an accepted one of their
+    group show it; if none does, the verifier is not to blame.
     """
     for domain, (before, _) in run.before_and_after().items():
         share_right, held_out = run.share_right(domain), before.measure(domain)
@@ -66,7 +70,8 @@ def equal_answers(run: RunFacts) -> Finding | None:
     """Find refused responses with the answer of an accepted one of their group, where no evaluation tells more."""
     if run.before_and_after() or (answers := group_answers(run)) is None:
         return None
-    if len(answers.refused_equal) < max(MIN_EQUAL, MIN_EQUAL_SHARE * answers.refused):
+    least = MIN_EQUAL_SHARE if answers.kind == "number" else MIN_EQUAL_TEXTS
+    if len(answers.refused_equal) < max(MIN_EQUAL, least * answers.refused):
         return None
     refused, accepted = answers.refused_equal[0]
     return Finding(
@@ -88,10 +93,11 @@ def false_positives(run: RunFacts) -> Finding | None:
     """Many training responses are right by their verifier, and few held-out ones: the verifier is fooled.
 
     The verifier of the training rows accepts what it should not: any number, a near miss, a text that repeats the
-    question. The policy finds this within a few steps, for it is easier than the task. Where answers are numbers,
-    accepted ones that differ within a group show it; if none do, something else makes training look good. A mean reward
-    says nothing here: partial credit makes it high while few responses are right. Of grades between 0 and 1, as a
-    reward model gives them, it is a sign if held-out pass@1 has fallen and they have not.
+    question. The policy finds this within a few steps, for it is easier than the task. Where answers are numbers or
+    choices, accepted ones that differ within a group show it, and where they are words or JSON, if none is refused; if
+    none do, something else makes training look good. Programs and sentences may differ and be right. A mean reward says
+    nothing here: partial credit makes it high while few responses are right. Of grades between 0 and 1, as a reward
+    model gives them, it is a sign if held-out pass@1 has fallen and they have not.
     """
     for domain, (_, after) in run.before_and_after().items():
         share_right, held_out = run.share_right(domain, at_end=True), after.measure(domain)
@@ -141,16 +147,24 @@ def fooled_by_grades(run: RunFacts) -> Finding | None:
 
 @also("false_positives")
 def differing_answers(run: RunFacts) -> Finding | None:
-    """Find groups in which responses with different numbers are accepted, where no evaluation tells more."""
+    """Find groups in which responses with different answers are accepted, where no evaluation tells more.
+
+    Of several words, JSON texts or programs more than one may be right; that all are, from the first step on, is none.
+    """
     if run.before_and_after() or (answers := group_answers(run)) is None:
         return None
-    if len(answers.differing) < max(MIN_DIFFERING_GROUPS, MIN_DIFFERING * answers.accepted):
+    of, least = answers.accepted, MIN_DIFFERING
+    if answers.kind != "number":
+        of, least = answers.mixed, MIN_DIFFERING_TEXTS
+    if len(answers.differing) < max(MIN_DIFFERING_GROUPS, least * of):
         return None
-    share = len(answers.differing) / answers.accepted
+    if answers.kind not in ("number", "choice") and answers.share_accepted < ALL_ACCEPTED:
+        return None
+    share = len(answers.differing) / of
     return Finding(
         min(1.0, 0.6 + share),
-        f"In {share:.0%} of the groups with accepted responses, these answer with different numbers: the reward "
-        "function accepts wrong answers.",
+        f"In {share:.0%} of the groups with {'accepted' if of == answers.accepted else 'different'} answers "
+        f"({answers.kind}), accepted ones differ: the reward function accepts wrong answers.",
         tuple(_shown(s, "accepted") for s in answers.differing[0]),
         "read accepted responses of one prompt, and correct the reward function",
     )

@@ -91,7 +91,7 @@ def as_json(findings: Sequence[Finding]) -> str:
 
 def as_text(diagnosis: Diagnosis) -> str:
     """Return the findings as paragraphs, or a line that says what was looked for."""
-    findings = "\n\n".join(map(_paragraph, diagnosis.findings)) or "Nothing was found."
+    findings = "\n\n".join(map(_paragraph, diagnosis.findings)) or diagnosis.facts.without_cause
     looked = "\n".join([f"{diagnosis.looked}.", *diagnosis.notes])
     return "\n\n".join(filter(None, (diagnosis.ended, findings, looked)))
 

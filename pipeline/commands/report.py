@@ -23,7 +23,7 @@ def run(arguments: argparse.Namespace) -> None:
     from verizero.pipeline.report.summary import build_summary
 
     summary = build_summary(arguments.folder)
-    build_page(arguments.folder, cards_of(arguments.folder, show))
+    build_page(arguments.folder, *cards_of(arguments.folder, show))
     print_result(arguments.folder, summary)
 
 

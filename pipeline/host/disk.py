@@ -228,6 +228,6 @@ def is_locked(folder: Path) -> bool:
 def _row(line: bytes) -> Row | None:
     try:
         row = parse_json(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) else None

@@ -56,12 +56,12 @@ class Card:
         return (match[0].strip(), self.remedy[match.end() :].strip(" ,;")) if match else ("", self.remedy)
 
 
-def build_page(run_dir: Path, cards: Sequence[Card] | None = None) -> Path:
+def build_page(run_dir: Path, cards: Sequence[Card] | None = None, without_cause: str = "") -> Path:
     """The path of `report.html` in `run_dir`, written from the run's files; the same files give the same bytes.
 
     The page asks nothing of any network and says so to the browser (its content policy allows this one script only).
     Text of a model is data to it: escaped in the markup, and set as text nodes by the script. `cards`: the causes that
-    a diagnosis of the same files has found; None: nobody looked.
+    a diagnosis of the same files has found; None: nobody looked. `without_cause`: its sentence where there are none.
 
     Raises: RunError if `run_dir` is no run, or cannot be written.
     """
@@ -94,6 +94,7 @@ def build_page(run_dir: Path, cards: Sequence[Card] | None = None) -> Path:
         },
         alarms=list(map(alarm_line, run.alarms[-MAX_ALARMS:])),
         cards=None if cards is None else [(card, plot and plot.svg) for card, plot in causes],
+        without_cause=without_cause,
         measures=MEASURES,
         heads=_heads(summary),
         shown=lambda row, name: _is_shown(row, name, summary["k"]),

@@ -83,17 +83,11 @@ def test_the_logs_of_each_tool_are_read(run, tool, cause, remedy, file, formats)
 
 
 def test_a_console_is_read_with_numbers_that_are_none(tmp_path):
-    (tmp_path / "trl.log").write_text(
-        "".join(
-            f"{{'loss': {v}, 'reward': 0.5, 'frac_reward_zero_std': 0.1, 'grad_norm': np.float64(0.25)}}\n"
-            for v in ("0.1", "nan", "-inf")
-        )
-    )
+    line = "{{'loss': {}, 'reward': 0.5, 'frac_reward_zero_std': 0.1, 'grad_norm': np.float64(0.25)}}\n"
+    (tmp_path / "trl.log").write_text("".join(map(line.format, ("0.1", "nan", "-inf"))))
     diagnosis = diagnosed([tmp_path / "trl.log"])
-    facts = diagnosis.facts
-    assert [p.value for p in facts.series("grad_norm")] == [0.25] * 3
-    assert [p.value for p in facts.series("loss")] == [0.1]
-    assert [p.step for p in facts.series("not_finite")] == [2, 3]
+    points = [[(p.step, p.value) for p in diagnosis.facts.series(n)] for n in ("grad_norm", "loss", "not_finite")]
+    assert points == [[(1, 0.25), (2, 0.25), (3, 0.25)], [(1, 0.1)], [(2, 1), (3, 1)]]
     assert (diagnosis.findings[0].cause, diagnosis.findings[0].level) == ("not_finite", "problem")
 
 
@@ -113,9 +107,17 @@ def write_state(folder, age_s, **values):
     os.utime(folder / "trainer_state.json", times=(time.time() - age_s,) * 2)
 
 
-def test_gradients_that_are_no_numbers_come_first(tmp_path):
-    write_state(tmp_path / "checkpoint-60", 0, loss=0.0, grad_norm=math.nan, kl=math.nan, entropy=math.nan)
-    assert [f.cause for f in diagnosed([tmp_path]).findings if f.level == "problem"] == ["not_finite"]
+@pytest.mark.parametrize(
+    ("values", "cause"),
+    [
+        ({"loss": 0.0, "grad_norm": math.nan, "kl": math.nan, "entropy": math.nan}, "not_finite"),
+        ({"grad_norm": 0.0, "reward_std": 0.4, "reward": 0.5}, "gradient_zero"),
+        ({"reward": -1.0}, "advantages_vanish"),
+    ],
+)
+def test_a_state_alone_shows_steps_that_teach_nothing(values, cause, tmp_path):
+    write_state(tmp_path / "checkpoint-60", 0, **values)
+    assert [f.cause for f in diagnosed([tmp_path]).findings if f.level == "problem"] == [cause]
 
 
 @pytest.mark.parametrize(
@@ -133,6 +135,54 @@ def test_the_newest_run_is_judged_and_its_file_is_named(reward, of_folder, judge
     diagnosis = diagnosed([tmp_path, tmp_path / "train.py"])
     assert len(diagnosis.facts.steps) == judged
     assert diagnosis.notes[-1] == f"judged: {tmp_path}/checkpoint-{judged}/trainer_state.json"
+    assert any("older runs, as " in note for note in diagnosis.notes) == (reward > 0)
+
+
+def lines(first, last, value):
+    of_trl = ({"loss": 0.1, "reward": value, "reward_std": 0.4, "epoch": i / 50} for i in range(first, last + 1))
+    of_verl = ({"step": i, "data": {"critic/score/mean": value, "actor/pg_loss": 0}} for i in range(first, last + 1))
+    return "".join(f"{row}\n" for row in of_trl), "".join(json.dumps(row) + "\n" for row in of_verl)
+
+
+@pytest.mark.parametrize(("name", "which"), [("train.log", 0), ("nohup.out", 0), ("metrics.jsonl", 1)])
+def test_a_folder_of_logs_has_the_newest_run_alone(name, which, tmp_path):
+    older, log = tmp_path / f"older{Path(name).suffix}", tmp_path / "logs" / name
+    older.write_text(lines(1, 90, 0.9)[which])
+    os.utime(older, times=(time.time() - 86400,) * 2)
+    log.parent.mkdir()
+    log.write_text(lines(1, 60, 0.8)[which] + lines(1, 20, 0.3)[which] + lines(11, 30, 0.4)[which])
+    diagnosis = diagnosed([tmp_path])
+    points = diagnosis.facts.series("reward/sampled")
+    assert [(p.step, p.value) for p in points] == [(i, 0.3 if i < 11 else 0.4) for i in range(1, 31)]
+    assert f"not read: 1 older runs, as {older}; name one of them to judge it" in diagnosis.notes
+    assert diagnosis.facts.without_cause == "No cause was found; the reward went from 0.30 to 0.40."
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("{" * 200_000, "{'loss':" * 20_000, "{'loss': " + "(" * 90_000, "{'loss': tensor(" + "a" * 90_000),
+        *('{"a":' * 90_000, '{"step": 1e999, "data": {"critic/score/mean": 1e999}}', "\0{'loss': \0", "x" * 11_000_000),
+        *("\udcff{'loss': \udcff}", "step:" + "9" * 5000 + " - a:1", "step:1 - a:1", '{"step": ' + "9" * 5000 + "}"),
+    ],
+    ids=range(12),
+)
+def test_no_line_hangs_or_ends_the_reader(line, tmp_path):
+    for which, name in enumerate(("train.log", "metrics.jsonl")):
+        text = f"{lines(1, 10, 0.3)[which]}{line}\n{lines(11, 20, 0.3)[which]}"
+        (tmp_path / name).write_bytes(text.encode(errors="surrogateescape"))
+        began = time.monotonic()
+        assert len(diagnosed([tmp_path / name]).facts.series("reward/sampled")) == 20
+        assert time.monotonic() - began < 5, "a square of the length would take minutes"
+
+
+@pytest.mark.parametrize("option", ["epsilon=-1.0", "epsilon=7", "beta=[1]", "learning_rate='auto'", "top_p=1e999"])
+def test_no_value_of_an_option_ends_the_diagnosis(option, tmp_path):
+    folder, script = of_trl("healthy-0", tmp_path)
+    script.write_text(f"GRPOConfig({option}, temperature='0.9')")
+    diagnosis = diagnosed([folder, script])
+    assert (diagnosis.findings, diagnosis.facts.setting("rollout", "temperature")) == ((), 0.9)
+    assert any("which is no number" in note for note in diagnosis.notes) == (not option.startswith("epsilon"))
 
 
 def test_a_chart_of_two_runs_is_asked_about(tmp_path):
@@ -161,7 +211,7 @@ def test_a_rule_without_its_numbers_says_so_and_is_silent(needs, tmp_path):
     state = next(folder.glob("checkpoint-*/trainer_state.json"))
     tree = json.loads(state.read_text())
     theirs = {TOOLS["trl"].theirs(name) for name in needs}
-    theirs |= {"frac_reward_zero_std"} if needs == ("groups/sampled",) else set()
+    theirs |= {"frac_reward_zero_std", "reward_std"} if needs == ("groups/sampled",) else set()
     parts = "rewards/" if needs == ("reward/verdict_std",) else "eval_"
     kept = [
         {k: v for k, v in row.items() if k not in theirs and not k.startswith(("eval_", parts))}

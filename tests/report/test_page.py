@@ -192,10 +192,10 @@ def test_the_page_shows_cause_curve_lines_and_remedy(tmp_path):
 @pytest.mark.run
 def test_a_run_without_a_cause_has_one_quiet_line(tmp_path):
     folder = make_run(tmp_path, rounds=1, steps_per_round=3, sft_steps=2)
-    text = build_page(folder, []).read_text(encoding="utf-8")
+    text = build_page(folder, [], "No cause was found; it stays.").read_text(encoding="utf-8")
     section = text.partition('<section id="diagnosis">')[2].partition("</section>")[0]
     assert section.count("<p") == 1
-    assert "No cause was found" in section
+    assert "No cause was found; it stays." in section
 
 
 @pytest.mark.parametrize(

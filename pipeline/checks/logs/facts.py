@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from verizero.pipeline.checks.logs.logged import Logged, LoggedResponse, Tool
+from verizero.pipeline.checks.logs.logged import Logged, LoggedResponse, Tool, numbers
 from verizero.pipeline.checks.run_facts import EvaluationLine, RunFacts, Sample
 from verizero.pipeline.report.row_types import EvaluationRow, RolloutRow, StepRow
 from verizero.pipeline.types import Attempt
@@ -96,11 +96,14 @@ def recipe_of(logged: Logged, tool: Tool) -> dict[str, Any]:
         value = logged.settings.get(name)
         if value is None:
             continue
+        if (number := numbers({name: value}).get(name)) is None:
+            logged.skipped.append(f"the option {name}={value!r:.40}, which is no number")
+            continue
         *path, last = field.split(".")
         section = recipe
         for part in path:
             section = section.setdefault(part, {})
-        section[last] = value
+        section[last] = number if isinstance(value, str) else value
     if "algorithm" in recipe.get(RL, {}):
         recipe[RL]["algorithm"]["name"] = "gspo" if logged.settings.get(tool.ratio_level) == "sequence" else "grpo"
     return recipe
@@ -163,11 +166,11 @@ def _numbers_by_step(
     merged: dict[int, dict[str, float]] = {}
     places_of: dict[int, dict[str, tuple[str, int]]] = {}
     for row in logged.rows:
-        values = merged.setdefault(row.step, {})
+        own: dict[str, float] = {}
         for name, value in row.values.items():
-            ours = tool.ours(name) or f"?{tool.plain(name)}"
-            values.setdefault(ours, value)
-            places_of.setdefault(row.step, {}).setdefault(ours, (row.file, row.line))
+            own.setdefault(tool.ours(name) or f"?{tool.plain(name)}", value)
+        merged.setdefault(row.step, {}).update(own)
+        places_of.setdefault(row.step, {}).update(dict.fromkeys(own, (row.file, row.line)))
     for step in sorted(merged):
         places.append(places_of.get(step, {}))
         yield step, merged[step]

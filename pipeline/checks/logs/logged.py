@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from verizero.pipeline.host.disk import parse_json
+from verizero.pipeline.host.disk import numbered_jsonl
 
 MAX_RESPONSE_BYTES = 20_000_000
 """Bytes of sampled responses that are read: of more files, those of some steps from the first to the last."""
 NOT_FINITE = "not_finite"
 """Name of a number that is 1 at the steps whose loss or gradient is no number."""
+OF_UPDATES = ("grad_norm", "loss", "entropy")
+"""Ends of the names of numbers that every update has. TRL writes 0 for a loss that is NaN."""
 NOT_OF_UPDATES = frozenset(("eval", "val", "validation", "test", "best"))
 """Parts of names of losses that no update computes."""
-MAX_LINE = 10_000_000
-"""Bytes of the first line of a file, by which its kind is known."""
+MAX_FIRST = 20
+"""Objects of a file by which its kind is known."""
+MOST_STEPS = 10**12
+MOST_BACK = 0.1
+"""Share of the rows whose step is before that of the row above, from which on a log has no order."""
+MOST_NAMED = 4
+"""Files that are named in a line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,26 +83,72 @@ class Logged:
         self.model |= other.model
         self.skipped += other.skipped
 
-    def chosen(self, files: Sequence[Path], what: str) -> list[Path]:
-        """Return the files of responses, given in order of their steps, that are read; say how many are not.
+    def add_row(self, file: Path, line: int, step: Any, values: Mapping[str, Any]) -> None:
+        """Add the numbers of a step, if there are any and it is one."""
+        if (own := numbers(values)) and isinstance(step, int | float) and 0 <= step < MOST_STEPS:
+            self.rows.append(LoggedRow(str(file), line, int(step), own))
 
-        Where all are more than `MAX_RESPONSE_BYTES`: every second, third, ... file, and the last. `what`: their name.
+    def chosen(self, files: Mapping[Path, int], what: str, written: float = 0.0) -> list[Path]:
+        """Return the files of responses that are read, of files in order -> their steps; say how many are not.
+
+        Those of steps after the last that was logged, older than the log, which was written at `written`, are of an
+        earlier run. Of more than `MAX_RESPONSE_BYTES`: every second, third, ... file, and the last. `what`: their name.
         """
-        stride = max(1, math.ceil(sum(f.stat().st_size for f in files) / MAX_RESPONSE_BYTES))
-        kept = [f for i, f in enumerate(files) if i % stride == 0 or i == len(files) - 1]
-        if len(kept) < len(files):
-            self.skipped.append(f"{len(files) - len(kept)} of {len(files)} {what}, which are many bytes")
+        last = max((row.step for row in self.rows), default=MOST_STEPS)
+        own = [file for file, step in files.items() if step <= last or file.stat().st_mtime >= written]
+        stride = max(1, math.ceil(sum(f.stat().st_size for f in own) / MAX_RESPONSE_BYTES))
+        kept = [f for i, f in enumerate(own) if i % stride == 0 or i == len(own) - 1]
+        for left, total, why in ((own, files, "of an earlier run"), (kept, own, "many bytes")):
+            if len(left) < len(total):
+                self.skipped.append(f"{len(total) - len(left)} of {len(total)} {what}, which are {why}")
         return kept
 
+    def newest(self, runs: Mapping[Path, Sequence[Path]]) -> Path:
+        """Return the name of the run whose files, by its name, were written last; say that there are others."""
+        last, *others = sorted(runs, key=lambda name: -max(file.stat().st_mtime for file in runs[name]))
+        self.skip_runs(others)
+        return last
 
-def first_row(path: Path) -> dict[str, Any] | None:
-    """Return the object in the first line of a JSONL file; None if there is none."""
-    try:
-        with path.open("rb") as file:
-            row = parse_json(file.readline(MAX_LINE))
-    except (OSError, ValueError):
-        return None
-    return row if isinstance(row, dict) else None
+    def skip_runs(self, others: Sequence[Path]) -> None:
+        """Say that other runs are at the path, which are not judged."""
+        if others:
+            self.skipped.append(f"{len(others)} older runs, as {others[0]}; name one of them to judge it")
+
+    def objects(self, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the number of each line of a JSONL file, and its object; count lines without one before the last."""
+        number = skipped = 0
+        for line, row in numbered_jsonl(path):
+            skipped, number = skipped + line - number - 1, line
+            yield line, row
+        self.count_lines(skipped, path)
+
+    def count_lines(self, skipped: int, path: Path) -> None:
+        """Say how many lines of a file could not be read."""
+        if skipped:
+            self.skipped.append(f"{skipped} line{'s' * (skipped > 1)} of {path} that cannot be parsed")
+
+    def keep_last_run(self) -> None:
+        """Leave out rows whose steps come again later: a run that was resumed did them again, or another began."""
+        kept, times = list[LoggedRow](), 0
+        for row, following in zip(self.rows, [*self.rows[1:], *self.rows[-1:]], strict=True):
+            if kept and row.step < kept[-1].step < following.step:
+                continue  # a line that somebody printed
+            if kept and row.step < kept[-1].step:
+                times += 1
+                while kept and kept[-1].step >= row.step:
+                    kept.pop()
+            kept.append(row)
+        if len(kept) < len(self.rows) and times <= MOST_BACK * len(self.rows):  # else the log has no order
+            self.skipped.append(
+                f"rows of steps that the log has again, {len(self.rows) - len(kept)} of an earlier start"
+            )
+            self.rows = kept
+
+
+def first_row(path: Path, *names: str) -> dict[str, Any] | None:
+    """Return the first object with these names among the first of a JSONL file; None if there is none."""
+    rows = (row for _, row in islice(numbered_jsonl(path), MAX_FIRST))
+    return next((row for row in rows if row.keys() >= set(names)), None)
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:
@@ -111,19 +165,21 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float]:
                 continue
         if math.isfinite(number):
             finite[str(name)] = number
-        elif str(name).endswith(("grad_norm", "loss")) and NOT_OF_UPDATES.isdisjoint(re.split("[/_]", str(name))):
+        elif str(name).endswith(OF_UPDATES) and NOT_OF_UPDATES.isdisjoint(re.split("[/_]", str(name))):
             finite[NOT_FINITE] = 1.0
     return finite
 
 
-def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return the leaves of a nested configuration, with the names on the way to each joined by points."""
     leaves: dict[str, Any] = {}
-    for name, value in tree.items():
+    rest = list(tree.items())[::-1]
+    while rest:
+        name, value = rest.pop()
         if isinstance(value, Mapping) and value:
-            leaves |= flat(value, f"{prefix}{name}.")
+            rest += [(f"{name}.{inner}", below) for inner, below in list(value.items())[::-1]]
         else:
-            leaves[f"{prefix}{name}"] = value
+            leaves[str(name)] = value
     return leaves
 
 

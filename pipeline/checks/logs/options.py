@@ -11,17 +11,16 @@ from typing import Any
 
 import yaml
 
-from verizero.pipeline.checks.logs.logged import flat
-from verizero.pipeline.errors import RunError
+from verizero.pipeline.checks.logs.logged import Logged, flat
 
 CONFIG_CLASS = re.compile(r"\w*Config$|TrainingArguments$")
 SUFFIXES = (".py", ".yaml", ".yml", ".sh")
 
 
-def settings_of_file(path: Path) -> dict[str, Any]:
+def settings_of_file(path: Path, logged: Logged) -> dict[str, Any]:
     """Return option -> value: a Python script's arguments of its configuration, the options of a command or of a YAML.
 
-    Raises: RunError if the file cannot be read as what its name says.
+    A file that cannot be read as what its name says has none, and is named in `logged`.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -30,8 +29,9 @@ def settings_of_file(path: Path) -> dict[str, Any]:
         if path.suffix == ".sh":
             return _options_of(shlex.split(text.replace("\\\n", " "), comments=True))
         tree = yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError, SyntaxError, ValueError, yaml.YAMLError) as exc:
-        raise RunError(f"{path} cannot be read ({exc}); correct it, or leave it out") from exc
+    except (OSError, SyntaxError, ValueError, MemoryError, RecursionError, yaml.YAMLError) as exc:
+        logged.skipped.append(f"{path}, whose options are then not known ({' '.join(str(exc).split())}); correct it")
+        return {}
     if isinstance(tree, list):  # Hydra's overrides
         return _options_of([str(item) for item in tree])
     return {k: v for k, v in flat(tree).items() if not str(v).startswith("${")} if isinstance(tree, dict) else {}
@@ -52,15 +52,11 @@ def _options_of(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _value_of(text: str) -> Any:
-    """Return the value of a text in YAML; a number without a point, as 1e-6, is one too."""
+    """Return the value of a text in YAML; the text if it is none."""
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
         return text
-    try:
-        return float(value) if isinstance(value, str) else value
-    except ValueError:
-        return value
 
 
 def _arguments_in(text: str) -> dict[str, Any]:

@@ -12,16 +12,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from verizero.pipeline.checks.logs.logged import Logged, LoggedRow, first_row, flat, numbers
+from verizero.pipeline.checks.logs.logged import Logged, first_row, flat, numbers
 from verizero.pipeline.errors import RunError
-from verizero.pipeline.host.disk import numbered_jsonl, parse_json
+from verizero.pipeline.host.disk import parse_json
 
-DICTIONARY = re.compile(r"\{.*?['\"](?:loss|reward)['\"].*?\}")
-OF_ARRAYS = re.compile(r"(?:np\.\w+|tensor)\(([^(),]*)[^()]*\)")
+# No pattern may try a line's characters more than a few times each: a policy can print any line.
+OF_DICTIONARY = re.compile(r"['\"](?:loss|reward)['\"]:")
+OF_ARRAYS = re.compile(r"(?:np\.\w+|tensor)\(([^(),]*)(?:,[^()]*)?\)")
 """A number as numpy or torch writes it."""
 NO_NUMBER = re.compile(r"(?<=: )-?(?:nan|inf)\b")
-STEP_BEFORE = re.compile(r"[Ss]tep[ :=]+(\d+)")
-VERL = re.compile(r"step:(\d+) - (.+)")
+STEP_BEFORE = re.compile(r"[Ss]tep[ :=]+(\d{1,12})\b")
+VERL = re.compile(r"step:(\d{1,12}) - (.+)")
 SUFFIXES = (".log", ".txt", ".out")
 MAX_LINE = 100_000
 EVENTS = "tfevents"
@@ -35,16 +36,36 @@ BOUNDS = ("__MIN", "__MAX")
 
 
 def console(path: Path) -> Logged | None:
-    """Return the numbers of each line of a text, as TRL and verl print them; a line without a step is counted."""
-    if not path.is_file() or path.suffix not in SUFFIXES:
-        return None
-    logged = Logged(files=[str(path)])
+    """Return the numbers of each line of a text, as TRL and verl print them; a line without a step is counted.
+
+    Of a folder, those of the text that was written last.
+    """
+    if path.is_file():
+        return _of_console(path) if path.suffix in SUFFIXES else None
+    logged = Logged()
+    files = [f for depth in ("*", "*/*", "*/*/*") for f in sorted(path.glob(depth)) if f.suffix in SUFFIXES]
+    texts = {file: own for file in files if file.is_file() and (own := _of_console(file)) is not None}
+    if texts:
+        logged.add(texts[logged.newest({file: [file] for file in texts})])
+    return logged if texts else None
+
+
+def _of_console(path: Path) -> Logged | None:
+    logged, epochs, skipped = Logged(files=[str(path)]), list[float](), 0
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
-            if (row := _of_line(line[:MAX_LINE].decode(errors="replace"))) is not None:
-                step, values = row
-                step = len(logged.rows) + 1 if step is None else step
-                logged.rows.append(LoggedRow(str(path), number, step, values))
+            text = line[:MAX_LINE].decode(errors="replace")
+            if (row := _of_line(text)) is None:
+                skipped += OF_DICTIONARY.search(text) is not None and "train_runtime" not in text
+                continue
+            step, values = row
+            epoch = values.get("epoch", epochs[-1] if epochs else 0.0)
+            if epochs and epoch < epochs[-1]:  # a run that was resumed, or begun again
+                while epochs and epochs[-1] >= epoch:
+                    epochs.pop()
+            epochs.append(epoch)
+            logged.add_row(path, number, len(epochs) if step is None else step, values)
+    logged.count_lines(skipped, path)
     return logged if logged.rows else None
 
 
@@ -53,16 +74,18 @@ def _of_line(line: str) -> tuple[int | None, dict[str, float]] | None:
         line = OF_ARRAYS.sub(r"\1", line)
     if (match := VERL.search(line)) is not None:
         pairs = (part.partition(":") for part in match[2].split(" - "))
-        return int(match[1]), numbers({name.strip(): value for name, _, value in pairs})
-    if (match := DICTIONARY.search(line)) is None:
+        values = numbers({name.strip(): value for name, _, value in pairs})
+        return (int(match[1]), values) if values else None
+    if (match := OF_DICTIONARY.search(line)) is None:
         return None
+    begin, end = line.rfind("{", 0, match.start()), line.find("}", match.end())
     try:
-        tree = ast.literal_eval(NO_NUMBER.sub("1e999", match[0]))
+        tree = ast.literal_eval(NO_NUMBER.sub("1e999", line[begin : end + 1]))
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return None
     if not isinstance(tree, dict) or "train_runtime" in tree:
         return None
-    step = STEP_BEFORE.search(line[: match.start()])
+    step = STEP_BEFORE.search(line[:begin])
     return (int(step[1]) if step else None), numbers({str(k): v for k, v in tree.items()})
 
 
@@ -77,11 +100,15 @@ def tensorboard(path: Path) -> Logged | None:
     else:
         depths = ("*", "*/*", "*/*/*", "*/*/*/*")
         files = sorted(f for depth in depths for f in path.glob(f"{depth}{EVENTS}*") if f.is_file())
-    logged = Logged(files=[str(file) for file in files])
-    for file in files:
+    runs: dict[Path, list[Path]] = {}
+    for file in sorted(files, key=lambda f: (len(f.parts), f.stat().st_mtime)):
+        # A folder within that of a run is a part of it.
+        runs.setdefault(next((p for p in file.parents if p in runs), file.parent), []).append(file)
+    logged = Logged()
+    for file in runs[logged.newest(runs)] if runs else ():
+        logged.files.append(str(file))
         for number, (step, values) in enumerate(_events(file), 1):
-            if row := numbers({name: v for name, v in values.items() if isinstance(v, float)}):
-                logged.rows.append(LoggedRow(str(file), number, step, row))
+            logged.add_row(file, number, step, {name: v for name, v in values.items() if isinstance(v, float)})
             for name, text in values.items():
                 if isinstance(text, bytes) and name.startswith("args/"):
                     logged.settings |= _arguments(text)
@@ -109,7 +136,7 @@ def _events(file: Path) -> Iterator[tuple[int, dict[str, float | bytes]]]:
 def _arguments(text: bytes) -> dict[str, Any]:
     try:
         tree = parse_json(text.decode().strip().removeprefix("```json").removesuffix("```"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return flat(tree) if isinstance(tree, dict) else {}
 
@@ -117,29 +144,33 @@ def _arguments(text: bytes) -> dict[str, Any]:
 def wandb_export(path: Path) -> Logged | None:
     """Return a history that was exported as CSV, or as JSON: one object a line, a list, or columns as of pandas."""
     rows: Any = []
+    logged = Logged(files=[str(path)])
     if path.suffix == ".csv":
-        with path.open(encoding="utf-8-sig", newline="") as lines:
-            read = csv.DictReader(lines)
+        csv.field_size_limit(2**31 - 1)
+        with path.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
+            read = csv.DictReader(text.replace("\0", "") for text in lines)
             _require_one_run(path, read.fieldnames or ())
-            rows = [(number, _of_csv(row)) for number, row in enumerate(read, 2)]
+            try:
+                rows = [(number, _of_csv(row)) for number, row in enumerate(read, 2)]
+            except csv.Error as exc:
+                raise RunError(f"{path} is no table ({exc}); export it again") from exc
     elif path.suffix == ".jsonl":
-        first = first_row(path)
-        if first is None or not first.keys() & {*OWN_STEPS, *STEPS}:
+        if not any(first_row(path, name) for name in (*OWN_STEPS, *STEPS)):
             return None
-        rows = numbered_jsonl(path)
+        rows = logged.objects(path)
     elif path.suffix == ".json":
-        tree: Any = parse_json(path.read_bytes())
+        try:
+            tree: Any = parse_json(path.read_bytes())
+        except (ValueError, RecursionError) as exc:
+            raise RunError(f"{path} is no history in JSON ({exc}); export it again") from exc
         if isinstance(tree, Mapping):
             tree = tree.get("history") or tree.get("data") or _from_columns(tree)
         rows = enumerate(tree if isinstance(tree, list) else [], 1)
     else:
         return None
-    logged = Logged(files=[str(path)])
     for number, values in rows:
         row = numbers(flat(values)) if isinstance(values, Mapping) else {}
-        steps = [row[name] for name in (*OWN_STEPS, *STEPS) if name in row]
-        if row:
-            logged.rows.append(LoggedRow(str(path), number, int(steps[0]) if steps else number, row))
+        logged.add_row(path, number, next((row[name] for name in (*OWN_STEPS, *STEPS) if name in row), number), row)
     return logged
 
 

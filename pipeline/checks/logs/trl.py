@@ -5,17 +5,19 @@ Source: TRL 1.16, trl/trainer/grpo_trainer.py (`log`), and transformers 5.19, tr
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from verizero.pipeline.checks.logs.facts import is_form, is_share
-from verizero.pipeline.checks.logs.logged import Logged, LoggedResponse, LoggedRow, Tool, numbers
+from verizero.pipeline.checks.logs.logged import Logged, LoggedResponse, Tool, numbers
 from verizero.pipeline.errors import RunError
 from verizero.pipeline.host.disk import parse_json
 
 STATE, COMPLETIONS = "trainer_state.json", "completions"
+CHECKPOINT = re.compile(r"checkpoint-\d+$")
 FIXED_COLUMNS = frozenset({"step", "prompt", "completion", "advantage"})
 MARK = re.compile(r"<\|[a-z_]+\|>|<(?:start|end)_of_turn>|\[/?INST\]")
 REWARD_PART = re.compile(r"rewards/(.+)/(mean|std)$")
@@ -26,7 +28,10 @@ def _derive(values: dict[str, float], logged: Logged) -> None:
     """Add whether rewards are shares of right completions, the components, and the held-out reward."""
     for name in [n for n in values if n.startswith("?eval/")]:  # as transformers names them for a tracker
         values.setdefault(name.replace("/", "_", 1), values.pop(name))
-    size = float(logged.settings.get("generation_batch_size") or 0) or UNKNOWN_BATCH
+    if (deviation := values.get("reward/std")) is not None:  # older versions write no share of groups
+        values.setdefault("groups/without_signal", float(deviation == 0))
+    settings = numbers(logged.settings)
+    size = settings.get("generation_batch_size", UNKNOWN_BATCH)
     parts = {m[1]: v for k, v in values.items() if (m := REWARD_PART.match(k.removeprefix("?"))) and m[2] == "mean"}
     reward = values.get("reward/sampled")
     if len(parts) > 1 and reward is not None:
@@ -37,7 +42,7 @@ def _derive(values: dict[str, float], logged: Logged) -> None:
     if held_out is not None:
         per_second, seconds = values.get("?eval_samples_per_second", 0.0), values.get("?eval_runtime", 0.0)
         prompts = round(per_second * seconds)
-        count = prompts * float(logged.settings.get("num_generations") or 1) if prompts else 0.0
+        count = prompts * settings.get("num_generations", 1.0)
         share = is_share(held_out, values.get("?eval_reward_std"), size)
         values[f"evaluation/all/{'pass@1' if share else 'reward'}"] = held_out
         if count:
@@ -48,7 +53,7 @@ def _derive(values: dict[str, float], logged: Logged) -> None:
 
 def _add_parts(values: dict[str, float], parts: dict[str, float], weights: Any, size: float) -> None:
     """Add how much the reward that says what is right varies, and how much the largest of the others does."""
-    own = weights if isinstance(weights, list) and len(weights) == len(parts) else [1.0] * len(parts)
+    own = _weights(weights, len(parts))
     spread = {n: w * values.get(f"?rewards/{n}/std", 0.0) for (n, w) in zip(parts, own, strict=True)}
     shares = [n for n, mean in parts.items() if is_share(mean, values.get(f"?rewards/{n}/std"), size)]
     verdicts = [n for n in shares if not is_form(n)]
@@ -57,6 +62,14 @@ def _add_parts(values: dict[str, float], parts: dict[str, float], weights: Any, 
         values["reward/verdict_std"] = spread[verdicts[0]]
         values["reward/others_std"] = max(s for n, s in spread.items() if n != verdicts[0])
         values["correct/sampled"] = parts[verdicts[0]]
+
+
+def _weights(weights: Any, count: int) -> list[float]:
+    """Return the weights of so many reward functions; 1 each if the option has none, or none that are numbers."""
+    own = (
+        list(numbers({str(i): w for i, w in enumerate(weights)}).values()) if isinstance(weights, list | tuple) else []
+    )
+    return own if len(own) == count else [1.0] * count
 
 
 UNKNOWN_BATCH = 64.0
@@ -112,23 +125,15 @@ TOOL = Tool(
         "template",
         "engine_mismatch": "leave vllm_importance_sampling_correction=True in GRPOConfig, and give vLLM the number "
         "type of the trainer",
-        "evaluation_leak": "take the prompts of eval_dataset out of train_dataset",
         "kl_too_strong": "set beta=0.0 in GRPOConfig, or beta=0.04",
-        "learning_rate_high": "divide learning_rate in GRPOConfig by ten",
-        "learning_rate_low": "raise learning_rate in GRPOConfig by a factor of ten, or shorten its warmup_steps",
         "length_cap": "double max_completion_length in GRPOConfig",
         "other_template": "give processing_class the tokenizer with the model's own chat_template",
-        "prompts_repeat": "give train_dataset more rows",
         "reward_scales": "set reward_weights in GRPOConfig, or bring all reward_funcs to one scale",
         "sampling_differs": "set temperature and top_p in GRPOConfig alone, with top_p=1.0 and no top_k, and take them "
         "out of generation_kwargs and of the vLLM server",
         "stale_engine_weights": "look for errors of the weight update in the log of `trl vllm-serve`, whose version "
         "has to be the trainer's; let rollout_func sample from the trainer's model",
-        "too_easy": "use harder rows in train_dataset",
         "too_hard": "use easier rows in train_dataset, train by SFTTrainer first, or raise num_generations",
-        "wrong_references": "check some rows of train_dataset by hand, and the column that reward_funcs read",
-        "false_negatives": "compare refused completions with their answers, and correct the function in reward_funcs",
-        "false_positives": "compare accepted completions with their answers, and correct the function in reward_funcs",
         "infrastructure_zeros": "return None from the function in reward_funcs where its service fails, not 0.0",
     },
     derive=_derive,
@@ -142,32 +147,48 @@ TOOL = Tool(
 
 def read(path: Path) -> Logged | None:
     """Return what a trainer's output folder, or its trainer_state.json, holds; None if it is neither."""
-    state, tables = _state(path), (path.parent if path.is_file() else path) / COMPLETIONS
-    if state is None and (path.is_file() or not tables.is_dir()):
+    logged, tables = Logged(), path / COMPLETIONS
+    state = _state(path, logged)
+    if state is not None and path not in (state, state.parent):  # of a checkpoint that is named, others may be there
+        tables = (state.parent.parent if CHECKPOINT.match(state.parent.name) else state.parent) / COMPLETIONS
+    if state is None and not tables.is_dir():
         return None
-    logged = Logged()
     if state is not None:
         _read_state(state, logged)
         logged.model = _marks(state.parent) | _size(state.parent)
     if tables.is_dir():
-        _read_completions(tables, logged)
+        _read_completions(tables, logged, 0.0 if state is None else state.stat().st_mtime)
     return logged
 
 
-def _state(path: Path) -> Path | None:
-    """Return the trainer's state that was written last: the file itself, that of a checkpoint, or of the newest one."""
+def _state(path: Path, logged: Logged) -> Path | None:
+    """Return the state of the run that was written last, of those in the folder and in the folders in it.
+
+    The path may be the file itself, a checkpoint, a run, or a folder of runs.
+    """
     if path.is_file():
         return path if path.name == STATE else None
-    states = sorted(path.glob(f"checkpoint-*/{STATE}"), key=lambda p: _number(p.parent.name))
-    states += [path / STATE] if (path / STATE).is_file() else []
-    if len(states) < 2:
-        return states[0] if states else None
+    runs: dict[Path, list[Path]] = {}
+    for form in (f"checkpoint-*/{STATE}", STATE, f"*/checkpoint-*/{STATE}", f"*/{STATE}"):
+        for file in sorted(path.glob(form)) if path not in runs or "*/" not in form else ():
+            is_part = CHECKPOINT.match(file.parent.name) and file.parent != path
+            runs.setdefault(file.parent.parent if is_part else file.parent, []).append(file)
+    if not runs:
+        return None
+    run = logged.newest(runs)
+    states = sorted(runs[run], key=lambda p: (p.parent == run, _number(p.parent.name)))
     last = max(reversed(states), key=lambda p: p.stat().st_mtime)
     # Of one run, the state with the most steps: if it was resumed, the folder's may be from before. Where an earlier
-    # run has left checkpoints, those are not its own.
-    histories = {p: _text_and_history(p)[1] for p in {last, *states[-2:]}}
+    # run has left checkpoints, those are not its own. As texts, one NaN equals another.
+    histories = {
+        p: [str(entry) for entry in _text_and_history(p)[1] if "train_runtime" not in entry]
+        for p in {last, *states[-2:]}
+    }
     longest = max(states[-2:], key=lambda p: len(histories[p]))
-    return longest if histories[last][:1] == histories[longest][:1] else last
+    if histories[longest][: len(histories[last])] == histories[last]:
+        last = longest
+    logged.skip_runs([p for p, h in histories.items() if histories[last][: len(h)] != h])
+    return last
 
 
 def _number(name: str) -> int:
@@ -178,8 +199,8 @@ def _number(name: str) -> int:
 def _text_and_history(path: Path) -> tuple[str, list[dict[str, Any]]]:
     try:
         text = path.read_text(encoding="utf-8")
-        return text, list(parse_json(text)["log_history"])
-    except (ValueError, KeyError, TypeError) as exc:
+        return text, [dict(entry) for entry in parse_json(text)["log_history"]]
+    except (ValueError, KeyError, TypeError, RecursionError) as exc:
         raise RunError(f"{path} is no state of a trainer ({exc}); copy it again, or name another checkpoint") from exc
 
 
@@ -190,19 +211,19 @@ def _read_state(path: Path, logged: Logged) -> None:
     lines = begins if len(begins) == len(history) else [1] * len(history)
     logged.files.append(str(path))
     for line, entry in zip(lines, history, strict=True):
-        values = numbers({k: v for k, v in entry.items() if k not in ("step", "epoch")})
-        if "train_runtime" not in values:
-            logged.rows.append(LoggedRow(str(path), line, int(entry.get("step", 0)), values))
+        if "train_runtime" not in entry:
+            own = {k: v for k, v in entry.items() if k not in ("step", "epoch")}
+            logged.add_row(path, line, entry.get("step", 0), own)
 
 
-def _read_completions(folder: Path, logged: Logged) -> None:
+def _read_completions(folder: Path, logged: Logged, written: float) -> None:
     """Read the completions tables. A table of a step with an evaluation holds held-out prompts too, not told apart."""
     evaluated = {row.step for row in logged.rows if any(name.startswith("eval_") for name in row.values)}
     files = sorted(folder.glob("*.parquet"), key=lambda p: _number(p.stem))
-    for path in logged.chosen(files, "completions tables"):
+    for path in logged.chosen({f: _number(f.stem) for f in files}, "completions tables", written):
         logged.files.append(str(path))
         for row, values in _table(path):
-            step = int(values.get("step", _number(path.stem)))
+            step = _number(path.stem)  # the number in a table may be missing
             parts = {k: v for k, v in values.items() if k not in FIXED_COLUMNS and (v is None or _is_number(v))}
             texts = shown(values.get("prompt")), shown(values.get("completion"))
             reward = whole_reward(parts, logged.settings.get("reward_weights"))
@@ -215,19 +236,19 @@ def _table(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
     try:
         yield from enumerate(pyarrow.parquet.read_table(path).to_pylist(), 1)
-    except (OSError, pyarrow.lib.ArrowInvalid):
+    except (OSError, pyarrow.lib.ArrowException):
         return  # a table that is being written
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isinf(value)
 
 
 def whole_reward(parts: Mapping[str, float | None], weights: Any) -> float | None:
     """Return the weighted sum of what the reward functions gave; None if none of them gave anything."""
     if not parts or all(v is None or v != v for v in parts.values()):
         return None
-    own = weights if isinstance(weights, list | tuple) and len(weights) == len(parts) else [1.0] * len(parts)
+    own = _weights(weights, len(parts))
     return float(sum(w * v for w, v in zip(own, parts.values(), strict=True) if v is not None and v == v))
 
 

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from verizero.pipeline.checks.logs.logged import Logged, LoggedResponse, LoggedRow, Tool, first_row, numbers
+from verizero.pipeline.checks.logs.logged import Logged, LoggedResponse, Tool, first_row, numbers
 from verizero.pipeline.checks.logs.options import settings_of_file
-from verizero.pipeline.host.disk import numbered_jsonl
 
 DUMP_KEYS = frozenset({"input", "output", "score"})
 HYDRA = (".hydra/config.yaml", "config.yaml")
@@ -35,6 +34,11 @@ def _derive(values: dict[str, float], logged: Logged) -> None:
     if low in (0.0, 1.0) and high in (0.0, 1.0) and mean is not None:
         values["correct/sampled"] = mean
         if low == high:
+            values["groups/without_signal"] = 1.0
+    highest, lowest = values.get("?critic/advantages/max"), values.get("?critic/advantages/min")
+    if highest is not None and lowest is not None:
+        values["reward/std"] = highest - lowest
+        if highest == lowest:
             values["groups/without_signal"] = 1.0
     if (k3 := values.get("mismatch/k3")) is not None:
         values.setdefault("mismatch/k1", k3)
@@ -84,9 +88,7 @@ TOOL = Tool(
         "outputs in trainer.rollout_data_dir",
         "engine_mismatch": "set algorithm.rollout_correction.rollout_is=token with rollout_is_threshold=2.0, and give "
         "actor_rollout_ref.rollout.dtype and the actor one number type",
-        "evaluation_leak": "take the rows of data.val_files out of data.train_files",
         "length_cap": "double data.max_response_length",
-        "learning_rate_high": "divide actor_rollout_ref.actor.optim.lr by ten",
         "learning_rate_low": "raise actor_rollout_ref.actor.optim.lr by a factor of ten (1e-6 is usual)",
         "kl_too_strong": "lower actor_rollout_ref.actor.kl_loss_coef (0.001 is usual)",
         "other_template": "compare data.apply_chat_template_kwargs and the model's chat template with its training",
@@ -94,8 +96,6 @@ TOOL = Tool(
         "stale_engine_weights": "look at how the engine of actor_rollout_ref.rollout.name gets its weights",
         "too_easy": "set algorithm.filter_groups.enable=True, and filter data.train_files by pass rate",
         "too_hard": "filter data.train_files by pass rate, train by SFT first, or raise actor_rollout_ref.rollout.n",
-        "wrong_references": "check reward_model.ground_truth of some rows of data.train_files by hand",
-        "false_negatives": "compare refused outputs in trainer.rollout_data_dir with gts, and correct compute_score",
         "false_positives": "compare accepted outputs in trainer.rollout_data_dir with gts, and correct compute_score",
         "infrastructure_zeros": "let compute_score raise or retry where its service fails, in place of a score of 0",
     },
@@ -117,31 +117,32 @@ def read(path: Path) -> Logged | None:
     if not kinds:
         return None
     logged = Logged()
-    for file in (f for f, kind in kinds.items() if kind == "metrics"):
-        logged.files.append(str(file))
-        for line, row in numbered_jsonl(file):
-            if isinstance(row.get("data"), Mapping) and isinstance(row.get("step"), int):
-                logged.rows.append(LoggedRow(str(file), line, row["step"], numbers(row["data"])))
+    logs, written = {f: [f] for f, kind in kinds.items() if kind == "metrics"}, 0.0
+    if logs:
+        log = logged.newest(logs)
+        logged.files, written = [str(log)], log.stat().st_mtime
+        for line, row in logged.objects(log):
+            if isinstance(row.get("data"), Mapping):
+                logged.add_row(log, line, row.get("step"), row["data"])
     dumps = sorted((f for f, kind in kinds.items() if kind == "dump"), key=lambda f: (str(f.parent), int(f.stem)))
-    for file in logged.chosen(dumps, "dumps of responses"):
+    for file in logged.chosen({f: int(f.stem) for f in dumps}, "dumps of responses", written):
         logged.files.append(str(file))
         logged.responses += [
-            _response(file, line, row) for line, row in numbered_jsonl(file) if row.keys() >= DUMP_KEYS
+            _response(file, line, row) for line, row in logged.objects(file) if row.keys() >= DUMP_KEYS
         ]
     for name in HYDRA:
         if (path / name).is_file():
-            logged.settings |= settings_of_file(path / name)
+            logged.settings |= settings_of_file(path / name, logged)
     return logged
 
 
 def _kind(file: Path) -> str | None:
     """Return "metrics" for a file of the logger, and "dump" for one of responses, which has a step as its name."""
-    row = first_row(file) if file.suffix == ".jsonl" else None
-    if row is None:
+    if file.suffix != ".jsonl":
         return None
-    if isinstance(row.get("data"), Mapping) and "step" in row:
+    if isinstance((first_row(file, "data", "step") or {}).get("data"), Mapping):
         return "metrics"
-    return "dump" if row.keys() >= DUMP_KEYS and file.stem.isdecimal() else None
+    return "dump" if file.stem.isdecimal() and first_row(file, *DUMP_KEYS) is not None else None
 
 
 def _response(file: Path, line: int, row: Mapping[str, Any]) -> LoggedResponse:
@@ -149,10 +150,15 @@ def _response(file: Path, line: int, row: Mapping[str, Any]) -> LoggedResponse:
     return LoggedResponse(
         str(file),
         line,
-        int(row.get("step", file.stem)),
+        int(file.stem),
         str(row["input"]),
         str(row["output"]),
-        float(score) if isinstance(score, int | float) else None,
-        {k: float(v) for k, v in row.items() if k not in IN_DUMP and isinstance(v, int | float)},
+        _number(score),
+        {k: v for k, own in row.items() if k not in IN_DUMP and (v := _number(own)) is not None},
         is_held_out=HELD_OUT_FOLDER.search(file.parent.name) is not None,
     )
+
+
+def _number(value: Any) -> float | None:
+    """Return a finite number, also of True and False; None for anything else."""
+    return numbers({"": value + 0}).get("") if isinstance(value, int | float) else None
