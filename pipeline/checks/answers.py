@@ -72,6 +72,10 @@ class GroupAnswers:
     """Groups with an accepted answer."""
     mixed: int = 0
     """Groups with an accepted answer and another one, accepted or not."""
+    values: Counter[float | str] = field(default_factory=Counter)
+    """How many responses have which answer."""
+    accepted_values: Counter[float | str] = field(default_factory=Counter)
+    """The same of accepted responses."""
     differing: list[tuple[Sample, Sample]] = field(default_factory=list)
     """Two accepted responses of each of these in which they answer differently."""
     refused: int = 0
@@ -107,6 +111,8 @@ def group_answers(run: RunFacts, domain: str | None = None) -> GroupAnswers | No
             if all(s.row.score == 0 for s in group):
                 answers.unsolved_majorities.append(common[0])
         right = [s for s in own if s.row.score >= 1]
+        answers.values.update(keys[s.line] for s in own)
+        answers.accepted_values.update(keys[s.line] for s in right)
         if not right:
             continue
         answers.accepted += 1

@@ -15,8 +15,8 @@ from verizero.pipeline.checks.finding import PASS, Evidence, Finding
 from verizero.pipeline.checks.run_facts import INFO, METRICS, NUM_COMPARED, ROLLOUTS, RunFacts, Sample, by_group
 
 OVERLAP_NOTE = re.compile(r"(\d+) of (\d+) evaluation prompts occur in training")
-MAX_HALF_WIDTH = 0.12
-"""Half of an interval of 95 %: gains of a run are often smaller."""
+MAX_HALF_WIDTH, MOST_PROMPTS = 0.12, 60
+"""Half of an interval of 95 %: gains of a run are often smaller. With more prompts it is small enough."""
 MIN_UNANSWERED = 0.5
 """Share of responses without an answer that the verifier can read."""
 TEMPLATE_FIELDS = ("name", "text", "system", "chat_arguments")
@@ -26,6 +26,10 @@ MAX_LOSS, MAX_PASS = 0.02, 0.3
 MIN_AGREEING, MIN_GAP = 0.5, 0.15
 MIN_GROUPS, MIN_REFUSED_GROUPS = 10, 0.1
 MIN_MAJORITIES, MIN_REFUSED_MAJORITIES, MIN_REFUSED_TEXTS = 20, 0.75, 0.95
+USUAL = 0.05
+"""Share of the responses that an answer has which is a usual one."""
+ONE_ANSWER, MIN_OTHERS = 0.98, 0.1
+"""Share of the accepted responses with one answer, and share of all responses with others."""
 MIN_UNSOLVED_MAJORITIES, MIN_SOLVED = 1 / 3, 0.25
 """Share of the clear majorities whose group has no right response, and share of right ones in groups that have any."""
 
@@ -54,10 +58,10 @@ def evaluation_leak(run: RunFacts) -> Finding | None:
 @cause("evaluate on more prompts", needs="evaluations")
 def evaluation_too_small(run: RunFacts) -> Finding | None:
     """The held-out evaluation has so few prompts that its interval is wider than any likely gain."""
-    for domain, (_, after) in run.before_and_after().items():
+    for domain, after in [(d, e) for e in run.evaluations[-1:] for d, m in e.row.domains.items() if PASS in m]:
         measure, num_prompts = after.measure(domain), int(after.row.domains[domain].get("num_prompts", 0))
         half_width = (measure["high"] - measure["low"]) / 2
-        if half_width > MAX_HALF_WIDTH:
+        if half_width > MAX_HALF_WIDTH and num_prompts < MOST_PROMPTS:
             return Finding(
                 min(1.0, half_width / 0.25),
                 f"{domain}: pass@1 {measure['value']:.2f} has an interval of {measure['low']:.2f} to "
@@ -228,6 +232,48 @@ def wrong_references(run: RunFacts) -> Finding | None:
             frozenset({"false_negatives"}),
         )
     return None
+
+
+@also("wrong_references")
+def one_reference(run: RunFacts) -> Finding | None:
+    """Find that all accepted responses, to whatever prompt, have one and the same answer, and others are usual too."""
+    answers = group_answers(run)
+    if answers is None or answers.accepted < MIN_MAJORITIES or len({s.row.prompt for s in run.samples}) < MIN_GROUPS:
+        return None
+    (value, times), *_ = answers.accepted_values.most_common(1)
+    rest = answers.values.total() - answers.values[value]
+    if times < ONE_ANSWER * answers.accepted_values.total() or rest < MIN_OTHERS * answers.values.total():
+        return None
+    accepted = next(s for s in run.samples if s.row.score >= 1)
+    return Finding(
+        0.9,
+        f"Of {answers.accepted_values.total()} accepted responses, {times} answer {value!r}, whatever was asked: the "
+        "references are all the same.",
+        (Evidence(ROLLOUTS, accepted.line, f"{accepted.row.prompt!r:.40} accepted: {accepted.row.response!r:.40}"),),
+        "check some reference answers by hand, and the column that they are read from",
+        frozenset({"false_positives", "too_easy", "prompts_repeat"}),
+    )
+
+
+@also("wrong_references")
+def choices_at_chance(run: RunFacts) -> Finding | None:
+    """Find a choice among few answers that is right as often as a guess to the last, though responses agree on it."""
+    answers = group_answers(run)
+    if answers is None or answers.kind != "choice" or answers.clear_majorities < MIN_MAJORITIES:
+        return None
+    usual = sum(times >= USUAL * answers.values.total() for times in answers.values.values())
+    last = [s.row.score for s in run.samples[-len(run.samples) // 3 :]]
+    share, error = fmean(last), 0.5 / len(by_group(run.samples[-len(last) :])) ** 0.5
+    if usual < 2 or run.has_learned or share > 1 / usual + error or answers.share_accepted > 1 / usual + error:
+        return None
+    return Finding(
+        0.7,
+        f"{usual} answers are usual, and {share:.0%} of the last responses are right, as guesses would be, although "
+        f"most responses of {answers.clear_majorities} groups agree: the references do not belong to these prompts, or "
+        "the model cannot do better than guess.",
+        _refused(answers.refused_majorities) + run.evidence("reward/sampled"),
+        "check some reference answers by hand, and the column that they are read from",
+    )
 
 
 @also("wrong_references")

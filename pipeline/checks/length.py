@@ -129,7 +129,7 @@ def length_drift(run: RunFacts) -> Finding | None:
     first_length, last_length = run.mean_at_start("length/mean"), run.mean_at_end("length/mean")
     if not first_length or last_length is None:
         return None
-    is_paid = _is_paid(run, last_length - first_length)
+    is_paid = _is_paid(run, last_length / first_length - 1)
     longer = LONGER_FACTOR_IF_PAID if is_paid and not run.evaluations else LONGER_FACTOR
     if last_length < longer * first_length:
         return None
@@ -145,13 +145,19 @@ def length_drift(run: RunFacts) -> Finding | None:
     )
 
 
-def _is_paid(run: RunFacts, drift: float) -> bool:
-    """True if components that grow with length pay for it. drift: the change of the mean length in tokens."""
+def _is_paid(run: RunFacts, growth: float) -> bool:
+    """True if what grows with length pays for the drift: components, or a reward that has no verdict of its own.
+
+    growth: the change of the mean length, as a share of the first.
+    """
     rows = [s.row for s in run.samples if s.row.reward is not None]
     lengths = [float(row.length) for row in rows]
-    if len(set(lengths)) < 2:
+    fifth = len(lengths) // 5
+    if len(set(lengths)) < 2 or not fifth:
         return False
-    rest = [row.reward - row.score for row in rows if row.reward is not None]
+    drift = growth * statistics.fmean(lengths[:fifth])  # in the samples' unit, which may be characters
+    is_alone = max(row.score for row in rows) < 1
+    rest = [row.reward - (0 if is_alone else row.score) for row in rows if row.reward is not None]
     slope = statistics.linear_regression(lengths, rest).slope
     if slope * drift >= LARGE_PAY * run.reward_range:
         return True

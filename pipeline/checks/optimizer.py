@@ -15,6 +15,8 @@ from verizero.pipeline.config.rates import learning_rate
 from verizero.pipeline.errors import ConfigError
 
 MIN_CLIPPED, MIN_CLIPPED_OF_SEQUENCES = 0.08, 0.5
+MANY_UPDATES, NO_CLIP, LEAST_NORM = 3, 1.0, 1e-6
+"""Updates on one batch; a distance of the ratio from 1 that clips little; a norm below which Adam's eps is larger."""
 GRPO = {"name": "grpo"}
 MAX_DISTANCE = 2e-3
 """Nats a token between policy and reference. A policy that learns is past this within a few updates."""
@@ -125,7 +127,7 @@ def entropy_collapse(run: RunFacts) -> Finding | None:
         run.evidence("entropy") + run.evidence("reward/sampled"),
         f"--set {field}={abs(coef) / 100:g}" if coef < 0 else f"--set {field}=0.003, or a smaller learning rate",
         # A policy that is sure agrees with itself on wrong answers too.
-        frozenset({"wrong_references"} if coef < 0 else ()),
+        frozenset({"wrong_references", "too_easy", "length_cap"} if coef < 0 else ()),
     )
 
 
@@ -264,6 +266,36 @@ def learning_rate_low(run: RunFacts) -> Finding | None:
         f"rate of at most {max(rates):.1e} it hardly moves.",
         run.evidence("kl/k1") + run.evidence("learning_rate", -1),
         _faster(run, max(rates)),
+    )
+
+
+@also("ratios_explode")
+def unclipped_by_options(run: RunFacts) -> Finding | None:
+    """Find several updates on each batch under a clip that clips nothing, in a run that has not learned."""
+    algorithm = run.setting(run.section, "algorithm", default={})
+    updates, clip = algorithm.get("num_epochs") or 1, algorithm.get("clip_low") or 0.0
+    if updates < MANY_UPDATES or clip < NO_CLIP or run.has_learned:
+        return None
+    return Finding(
+        0.9,
+        f"Each batch trains {updates:g} times, and the clip of {clip:g} holds no ratio.",
+        run.evidence("reward/sampled") + run.evidence("entropy"),
+        f"--set {run.section}.algorithm.num_epochs=1 --set {run.section}.algorithm.clip_low=0.2",
+        frozenset({"too_hard", "infrastructure_zeros", "wrong_references", "prompts_repeat"}),
+    )
+
+
+@also("learning_rate_low")
+def low_by_the_norm(run: RunFacts) -> Finding | None:
+    """Find a bound of the gradient's norm that leaves next to nothing of it."""
+    most = run.setting(run.section, "optimizer", "max_grad_norm")
+    if not most or most >= LEAST_NORM or run.has_learned:
+        return None
+    return Finding(
+        0.9,
+        f"Gradients are scaled to a norm of at most {most:g}, which Adam's eps of 1e-8 makes no step of.",
+        run.evidence("grad_norm") + run.evidence("reward/sampled"),
+        f"--set {run.section}.optimizer.max_grad_norm=1",
     )
 
 

@@ -10,6 +10,8 @@ from verizero.pipeline.checks.limits import MIN_RATIO
 from verizero.pipeline.checks.run_facts import NUM_COMPARED, RunFacts, by_group
 
 ALL_GROUPS, NEARLY_ALL_GROUPS, HALF_OF_GROUPS, SOME_GROUPS = 0.95, 0.8, 0.5, 0.1
+NUM_COPIES = 4
+"""Responses of a group that are copies of each other."""
 SMALL_MEAN = 0.1
 """The mean of a further component that a verifier of 0 and 1 still decides over."""
 MIN_PAIRS, MIN_MISRANKED = 20, 0.05
@@ -41,7 +43,7 @@ def advantages_vanish(run: RunFacts) -> Finding | None:
         if run.is_cold
         else "read the responses of one prompt in rollouts.jsonl: equal ones have one seed, or are joined wrongly",
         # Where responses hardly differ, the few groups with a signal move the policy in jumps.
-        frozenset({"learning_rate_high", "entropy_collapse"} if run.is_cold else ()),
+        frozenset({"learning_rate_high", "entropy_collapse", "length_drift"} if run.is_cold else ()),
     )
 
 
@@ -60,6 +62,24 @@ def equal_rewards(run: RunFacts) -> Finding | None:
         f"{reward:.2f}: no response is better than another.",
         run.evidence("groups/without_signal") + run.evidence("reward/std") + run.evidence("reward/sampled"),
         "read the responses of one prompt and their rewards: either are copies",
+    )
+
+
+@also("advantages_vanish")
+def equal_texts(run: RunFacts) -> Finding | None:
+    """Find groups of equal responses whose entropy says that samples would differ: nothing is sampled."""
+    first = {row.step for _, row in run.steps[:NUM_COMPARED]}  # a policy may become so sure later
+    groups = [g for g in by_group(run.samples) if len(g) >= NUM_COPIES and g[0].row.step in first]
+    equal = [group for group in groups if len({s.row.response for s in group}) == 1]
+    nats = (run.mean_at_start("entropy") or 0.0) * (run.mean_at_start("length/mean") or 0.0)
+    if len(groups) < NUM_COMPARED or len(equal) < NEARLY_ALL_GROUPS * len(groups) or nats < 1:
+        return None
+    return Finding(
+        0.95,
+        f"In {len(equal)} of {len(groups)} groups all responses are the same text, although the policy's entropy of "
+        f"{nats:.1f} nats a response would make them differ: tokens are chosen, and not sampled.",
+        run.evidence("entropy") + run.evidence("groups/without_signal"),
+        "let the engine sample at temperature 1: remove do_sample=False, a fixed seed, or a temperature of its own",
     )
 
 

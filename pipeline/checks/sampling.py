@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from verizero.pipeline.checks.cause import also, cause
 from verizero.pipeline.checks.finding import Finding
@@ -19,6 +19,13 @@ MAX_MEAN_RATIO, MAX_NOISE = 0.87, 0.6
 """Mean of the ratios, and noise of a response, where no k3 is logged."""
 MIN_STANDARD_ERRORS = 4.0
 """Standard errors: where the entropy is nearly 0, a few rare tokens are a large share of it."""
+NARROWING: Mapping[str, tuple[Callable[[float], bool], float]] = {
+    "top_p": (lambda p: p < 0.8, 1),
+    "top_k": (lambda k: k <= 10, 0),
+    "min_p": (lambda p: p >= 0.2, 0),
+    "repetition_penalty": (lambda r: r >= 1.2 or r < 0.9, 1),
+}
+"""Option -> whether it takes much of the distribution away, and the value that takes nothing."""
 MAX_RATIO_P99 = 1.5
 """99th percentile of the ratios above which several updates on one batch have moved the policy: its samples are then of
 another policy, whatever the temperature."""
@@ -47,6 +54,27 @@ def sampling_differs(run: RunFacts) -> Finding | None:
         f"On average {k1 - k3:.0%} of the trainer's probability is on tokens that the engine never draws.",
         run.evidence("mismatch/k1") + run.evidence("mismatch/k3"),
         "--set rollout.top_p=1 --set rollout.top_k=0, and remove such options from the engine's own configuration",
+    )
+
+
+@also("sampling_differs")
+def narrowed_by_options(run: RunFacts) -> Finding | None:
+    """Find sampling options under which tokens that the trainer counts are hardly ever drawn, and others too often."""
+    own = run.setting("rollout", default={})
+    if run.setting(run.section, "algorithm", "keep_sampling"):
+        return None  # the trainer cuts off the same tokens
+    narrow = [name for name, (is_far, _) in NARROWING.items() if own.get(name) and is_far(own[name])]
+    if not narrow:
+        return None
+    written = ", ".join(f"{name}={own[name]:g}" for name in narrow)
+    return Finding(
+        0.9,
+        f"Responses are sampled with {written}, which the trainer's probabilities do not have: tokens that are never "
+        "drawn are pushed about, and the members of a group are alike.",
+        run.evidence("entropy") + run.evidence("reward/sampled"),
+        " ".join(f"--set rollout.{name}={NARROWING[name][1]}" for name in narrow),
+        frozenset({"too_easy", "too_hard", "prompts_repeat", "advantages_vanish", "length_cap"}),
+        level="warning" if run.has_learned else "problem",
     )
 
 

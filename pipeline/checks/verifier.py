@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from verizero.pipeline.checks import limits  # noqa: F401  (has rows of causes that get more rules here)
 from verizero.pipeline.checks.answers import group_answers
 from verizero.pipeline.checks.cause import also, cause
 from verizero.pipeline.checks.finding import Evidence, Finding
 from verizero.pipeline.checks.run_facts import MIN_RISE, ROLLOUTS, RunFacts, Sample
+from verizero.pipeline.report.row_types import RolloutRow
 
 MIN_TOO_FEW, MIN_TOO_MANY = 0.15, 0.25
 """Distance of the share of right training responses from held-out pass@1, below it and above it."""
@@ -22,6 +25,9 @@ MIN_REFUSED = 20
 """Refused responses in groups with an accepted one, from which on a verifier that refuses no equal answer is sound."""
 MIN_MIXED = 0.01
 """Share of the repeated responses that are graded both ways."""
+RowTest = Callable[[RolloutRow], bool]
+MIN_DISAGREEING = 0.15
+"""Share of responses that a reward function which only logs judges otherwise."""
 RAISE = "let the verifier raise instead of returning 0: the run then retries, and takes the response out of its group"
 
 
@@ -167,7 +173,42 @@ def differing_answers(run: RunFacts) -> Finding | None:
         f"({answers.kind}), accepted ones differ: the reward function accepts wrong answers.",
         tuple(_shown(s, "accepted") for s in answers.differing[0]),
         "read accepted responses of one prompt, and correct the reward function",
+        frozenset({"advantages_vanish"}),
     )
+
+
+@also("false_positives")
+def paid_though_wrong(run: RunFacts) -> Finding | None:
+    """Find responses with the highest reward that a reward function of weight 0, which only logs, calls wrong."""
+    return _disagree(run, lambda row: row.reward == max(_rewards(run)), lambda row: row.score < 1, "wrong", "accepts")
+
+
+@also("false_negatives")
+def unpaid_though_right(run: RunFacts) -> Finding | None:
+    """Find responses with the lowest reward that a reward function of weight 0, which only logs, calls right."""
+    return _disagree(run, lambda row: row.score >= 1, lambda row: row.reward == min(_rewards(run)), "right", "refuses")
+
+
+def _disagree(run: RunFacts, of: RowTest, fault: RowTest, word: str, does: str) -> Finding | None:
+    """Return a finding if a part of some responses has a fault; none where no function only logs."""
+    judge = run.info.get("log_only")
+    own = [s for s in run.samples if judge and s.row.reward is not None and of(s.row)]
+    wrong = [s for s in own if fault(s.row)]
+    if len(own) < MIN_REFUSED or len(wrong) < MIN_DISAGREEING * len(own):
+        return None
+    share = len(wrong) / len(own)
+    return Finding(
+        min(1.0, 0.7 + share),
+        f"The reward function {does} {word} answers: {judge}, which is logged with weight 0, judges {share:.0%} of "
+        f"these responses otherwise ({len(wrong)} of {len(own)}).",
+        tuple(_shown(s, f"reward {s.row.reward:g}, {judge} {s.row.score:g}") for s in wrong[:3]),
+        f"compare these responses with their references, and let the reward function judge as {judge} does",
+        frozenset({"advantages_vanish", "wrong_references", "prompts_repeat"}),
+    )
+
+
+def _rewards(run: RunFacts) -> list[float]:
+    return [s.row.reward for s in run.samples if s.row.reward is not None]
 
 
 @also("infrastructure_zeros")

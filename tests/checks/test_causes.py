@@ -291,7 +291,7 @@ WORDS, TEXTS = ("cat", "dog", "cow", "owl"), ('{"a": 1, "b": 2}', '{"b": 2, "a":
     ("forms", "num_right", "cause"),
     [
         ("abcd", 4, "false_positives"),
-        ("abcd", 1, None),
+        ("abcd", 1, "wrong_references"),  # all references are the same
         (WORDS, 2, None),  # several may be right
         (TEXTS, 4, "false_positives"),
         (TEXTS, 1, "false_negatives"),

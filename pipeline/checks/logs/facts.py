@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from verizero.pipeline.checks.logs.logged import Logged, LoggedResponse, Tool, numbers
+from verizero.pipeline.checks.logs.logged import Logged, LoggedResponse, Tool, numbers, weights_of, whole_reward
 from verizero.pipeline.checks.run_facts import EvaluationLine, RunFacts, Sample
 from verizero.pipeline.report.row_types import EvaluationRow, RolloutRow, StepRow
 from verizero.pipeline.types import Attempt
@@ -45,7 +46,11 @@ def reading_of(logged: Logged, tool: Tool) -> Reading:
     steps: list[tuple[int, StepRow]] = []
     evaluations: list[EvaluationLine] = []
     by_step: dict[int, list[LoggedResponse]] = defaultdict(list)
-    scored = list(zip(logged.responses, scores(logged.responses), strict=True))
+    weights = logged.settings.get("reward_weights")
+    if weights is not None:
+        logged.responses = [replace(r, reward=whole_reward(r.parts, weights)) for r in logged.responses]
+    judge = _log_only(logged.responses, weights)
+    scored = list(zip(logged.responses, scores(logged.responses, judge), strict=True))
     for response in logged.responses:
         if not response.is_held_out:
             by_step[response.step].append(response)
@@ -84,7 +89,7 @@ def reading_of(logged: Logged, tool: Tool) -> Reading:
         tuple(evaluations),
         tuple(s for s, (r, _) in zip(samples, scored, strict=True) if not r.is_held_out),
         tuple(s for s, (r, _) in zip(samples, scored, strict=True) if r.is_held_out),
-        info=logged.model | ({"data_notes": [note]} if shared else {}),
+        info=logged.model | ({"data_notes": [note]} if shared else {}) | ({"log_only": judge} if judge else {}),
     )
     return Reading(tool, facts, logged, tuple(places), tuple((r.file, r.line) for r in logged.responses))
 
@@ -109,17 +114,27 @@ def recipe_of(logged: Logged, tool: Tool) -> dict[str, Any]:
     return recipe
 
 
-def scores(responses: Sequence[LoggedResponse]) -> list[float]:
+def _log_only(responses: Sequence[LoggedResponse], weights: Any) -> str:
+    """Return the reward function of weight 0 that gives two values, next to one that trains; empty: there is none."""
+    names = list(responses[0].parts) if responses else []
+    own = weights_of(weights, len(names))
+    idle = [name for name, weight in zip(names, own, strict=True) if weight == 0]
+    is_graded = len(idle) == 1 and len({r.parts.get(idle[0]) for r in responses} - {None}) == 2
+    return idle[0] if is_graded and len(names) == 2 else ""
+
+
+def scores(responses: Sequence[LoggedResponse], judge: str = "") -> list[float]:
     """Return the score of each response: 1 if it is right, 0 if it is wrong, between for partial credit.
 
-    Of several reward functions, the one that gives two values and whose name is not of a form or a length. Two values
-    other than 0 and 1, as -1 and 1, count as those.
+    Of several reward functions `judge`, or the one that gives two values, one of them 1 if there is such, and whose
+    name is not of a form or a length. Two values other than 0 and 1, as -1 and 1, count as those.
     """
     names = sorted({name for r in responses for name in r.parts})
     values = {name: [v for r in responses if (v := r.parts.get(name)) is not None] for name in names}
     named = [n for n in names if not is_form(n)]
-    graded = [n for n in named if 0 < len(set(values[n])) <= 2]
-    chosen = graded[0] if len(names) > 1 and graded else named[0] if len(names) > 1 and named else None
+    graded = sorted((n for n in named if 0 < len(set(values[n])) <= 2), key=lambda n: max(values[n]) != 1)
+    several = [judge] if judge else graded or named
+    chosen = several[0] if len(names) > 1 and several else None
     own = [r.reward if chosen is None else r.parts.get(chosen) for r in responses]
     distinct = sorted({v for v in own if v is not None})
     if len(distinct) == 2 and distinct != [0.0, 1.0]:
@@ -192,7 +207,9 @@ def _evaluation(step: int, held_out: dict[str, float]) -> EvaluationRow:
     domains: dict[str, dict[str, Any]] = defaultdict(dict)
     for name, value in held_out.items():
         domain, measure = name.removeprefix(EVALUATION).rsplit("/", 1)
-        if measure != "size":
+        if measure == "num_prompts":
+            domains[domain][measure] = int(value)
+        elif measure != "size":
             size = held_out.get(f"{EVALUATION}{domain}/size", UNKNOWN_SIZE)
             half = 2 * math.sqrt(max(value * (1 - value), 0.25 / size) / size) if 0 <= value <= 1 else 0.0
             domains[domain][measure] = {"value": value, "low": value - half, "high": value + half}
@@ -230,7 +247,8 @@ def _sample(line: int, response: LoggedResponse, score: float) -> Sample:
 
 def is_form(name: str) -> bool:
     """True if a reward function of that name is about a form or a length, and not about what is right."""
-    return any(word in name.lower() for word in FORM_WORDS)
+    own = name.lower()
+    return "form" in re.split(r"[^a-z]+", own) or any(word in own for word in FORM_WORDS)
 
 
 def is_share(mean: float, deviation: float | None, size: float) -> bool:

@@ -219,3 +219,19 @@ class Tool:
     def theirs(self, name: str) -> str:
         """Return the tool's name of a number of ours; ours if it has none."""
         return next((own for own, of_ours in self.metrics.items() if of_ours == name), name)
+
+
+def whole_reward(parts: Mapping[str, float | None], weights: Any) -> float | None:
+    """Return the weighted sum of what the reward functions gave; None if none of them gave anything."""
+    if not parts or all(v is None or v != v for v in parts.values()):
+        return None
+    own = weights_of(weights, len(parts))
+    return float(sum(w * v for w, v in zip(own, parts.values(), strict=True) if v is not None and v == v))
+
+
+def weights_of(weights: Any, count: int) -> list[float]:
+    """Return the weights of so many reward functions; 1 each if the option has none, or none that are numbers."""
+    own = (
+        list(numbers({str(i): w for i, w in enumerate(weights)}).values()) if isinstance(weights, list | tuple) else []
+    )
+    return own if len(own) == count else [1.0] * count

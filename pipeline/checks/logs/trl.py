@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from verizero.pipeline.checks.logs.facts import is_form, is_share
-from verizero.pipeline.checks.logs.logged import Logged, LoggedResponse, Tool, numbers
+from verizero.pipeline.checks.logs.logged import Logged, LoggedResponse, Tool, numbers, weights_of, whole_reward
 from verizero.pipeline.errors import RunError
 from verizero.pipeline.host.disk import parse_json
 
@@ -42,18 +42,29 @@ def _derive(values: dict[str, float], logged: Logged) -> None:
     if held_out is not None:
         per_second, seconds = values.get("?eval_samples_per_second", 0.0), values.get("?eval_runtime", 0.0)
         prompts = round(per_second * seconds)
-        count = prompts * settings.get("num_generations", 1.0)
-        share = is_share(held_out, values.get("?eval_reward_std"), size)
+        count = prompts * settings.get("num_generations_eval", settings.get("num_generations", 1.0))
+        share = is_share(held_out, values.get("?eval_reward_std"), size) or _is_of_two(
+            held_out, values.get("?eval_reward_std")
+        )
         values[f"evaluation/all/{'pass@1' if share else 'reward'}"] = held_out
         if count:
-            values["evaluation/all/size"] = count
+            values |= {"evaluation/all/size": count, "evaluation/all/num_prompts": float(prompts)}
     for name in [n for n in values if n.startswith("?eval_")]:
         del values[name]
 
 
+def _is_of_two(mean: float, deviation: float | None) -> bool:
+    """Return True if rewards between 0 and 1 are all one of the two, by the deviation of a batch of unknown size.
+
+    Rewards between 0 and 1 vary by `mean` (1 - `mean`) at most, and by as much if they are 0 and 1 alone.
+    """
+    largest = mean * (1 - mean)
+    return deviation is not None and largest > 0 and 0.98 <= deviation**2 / largest <= MOST_OF_SMALL_BATCH
+
+
 def _add_parts(values: dict[str, float], parts: dict[str, float], weights: Any, size: float) -> None:
     """Add how much the reward that says what is right varies, and how much the largest of the others does."""
-    own = _weights(weights, len(parts))
+    own = weights_of(weights, len(parts))
     spread = {n: w * values.get(f"?rewards/{n}/std", 0.0) for (n, w) in zip(parts, own, strict=True)}
     shares = [n for n, mean in parts.items() if is_share(mean, values.get(f"?rewards/{n}/std"), size)]
     verdicts = [n for n in shares if not is_form(n)]
@@ -64,15 +75,8 @@ def _add_parts(values: dict[str, float], parts: dict[str, float], weights: Any, 
         values["correct/sampled"] = parts[verdicts[0]]
 
 
-def _weights(weights: Any, count: int) -> list[float]:
-    """Return the weights of so many reward functions; 1 each if the option has none, or none that are numbers."""
-    own = (
-        list(numbers({str(i): w for i, w in enumerate(weights)}).values()) if isinstance(weights, list | tuple) else []
-    )
-    return own if len(own) == count else [1.0] * count
-
-
-UNKNOWN_BATCH = 64.0
+UNKNOWN_BATCH, MOST_OF_SMALL_BATCH = 64.0, 1.2
+"""Responses of a batch of unknown size; n / (n - 1) of the smallest one, by which its variance is larger."""
 TOOL = Tool(
     name="trl",
     title="TRL",
@@ -114,6 +118,10 @@ TOOL = Tool(
         "entropy_coef": "rl.algorithm.entropy_coef",
         "temperature": "rollout.temperature",
         "top_p": "rollout.top_p",
+        "top_k": "rollout.top_k",
+        "min_p": "rollout.min_p",
+        "repetition_penalty": "rollout.repetition_penalty",
+        "max_grad_norm": "rl.optimizer.max_grad_norm",
         "max_completion_length": "rollout.max_response_tokens",
         "num_generations": "rl.group_size",
     },
@@ -242,14 +250,6 @@ def _table(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and not math.isinf(value)
-
-
-def whole_reward(parts: Mapping[str, float | None], weights: Any) -> float | None:
-    """Return the weighted sum of what the reward functions gave; None if none of them gave anything."""
-    if not parts or all(v is None or v != v for v in parts.values()):
-        return None
-    own = _weights(weights, len(parts))
-    return float(sum(w * v for w, v in zip(own, parts.values(), strict=True) if v is not None and v == v))
 
 
 def shown(messages: Any) -> str:
