@@ -1,4 +1,4 @@
-"""Write docs/diagnose.md: its head stays, and its list of causes is made from the docstrings of their rules."""
+"""Write docs/diagnose.md: all but its list of causes stays, which is made from the docstrings of their rules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from verizero.pipeline.checks import diagnosis  # noqa: F401  (fills CAUSES)
 from verizero.pipeline.checks.cause import CAUSES
 
 PAGE = Path(__file__).with_name("diagnose.md")
-MARK = "## Causes\n"
+MARK, END = "## Causes\n", "\n## How well it does\n"
 
 
 def page(before: str) -> str:
@@ -20,7 +20,8 @@ def page(before: str) -> str:
         )
         for name, cause in sorted(CAUSES.items())
     ]
-    return before.partition(MARK)[0] + MARK + "\n" + "\n".join(entries) + "\n"
+    head, _, rest = before.partition(MARK)
+    return head + MARK + "\n" + "\n".join(entries) + "\n" + "".join(rest.partition(END)[1:])
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from verizero.pipeline.checks.diagnosis import diagnose
 from verizero.pipeline.checks.finding import Finding
 from verizero.pipeline.checks.page import cards_of, rule_failed
 from verizero.pipeline.checks.run_facts import read
-from verizero.pipeline.config.recipes import Resume
+from verizero.pipeline.config.recipes import Resume, without_trackers
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.config.stages import BASE, RoundsConfig
 from verizero.pipeline.errors import Stopped
@@ -212,7 +212,7 @@ def finish(session: Session) -> dict[str, Any]:
 def evaluate_model(config: RunConfig, base_dir: Path, progress: Progress | None = None) -> dict[str, Any]:
     """Return the recipe's evaluation of the model that it names, by domain. Nothing is trained and nothing is kept."""
     with tempfile.TemporaryDirectory() as folder:
-        with open_run(config, base_dir, Path(folder), "auto", progress or Progress()) as session:
+        with open_run(without_trackers(config), base_dir, Path(folder), "auto", progress or Progress()) as session:
             return evaluate(session, Item(EVALUATION, BASE, "evaluation"), unwrapped)
 
 

@@ -73,7 +73,7 @@ class GroupAnswers:
     mixed: int = 0
     """Groups with an accepted answer and another one, accepted or not."""
     values: Counter[float | str] = field(default_factory=Counter)
-    """How many responses have which answer."""
+    """Answer -> how many responses have it."""
     accepted_values: Counter[float | str] = field(default_factory=Counter)
     """The same of accepted responses."""
     differing: list[tuple[Sample, Sample]] = field(default_factory=list)

@@ -155,7 +155,8 @@ def _is_paid(run: RunFacts, growth: float) -> bool:
     fifth = len(lengths) // 5
     if len(set(lengths)) < 2 or not fifth:
         return False
-    drift = growth * statistics.fmean(lengths[:fifth])  # in the samples' unit, which may be characters
+    first, last = statistics.fmean(lengths[:fifth]), statistics.fmean(lengths[-fifth:])
+    drift = max(growth * first, last - first)  # in the samples' unit, which may be characters
     is_alone = max(row.score for row in rows) < 1
     rest = [row.reward - (0 if is_alone else row.score) for row in rows if row.reward is not None]
     slope = statistics.linear_regression(lengths, rest).slope

@@ -19,6 +19,7 @@ from verizero.pipeline.checks.cause import CAUSES
 from verizero.pipeline.checks.finding import Checked, Finding
 from verizero.pipeline.commands.arguments import add_model, add_recipe, recipe_with_model
 from verizero.pipeline.config.load import parse
+from verizero.pipeline.config.recipes import without_trackers
 from verizero.pipeline.config.run import RunConfig
 from verizero.pipeline.data.prompts import spread
 from verizero.pipeline.data.rows_of_source import row_of
@@ -138,6 +139,7 @@ def at_start(config: RunConfig, base_dir: Path, progress: Progress) -> Iterator[
     """Yield a session that samples from the model which the recipe starts from. Nothing that it writes is kept."""
     from verizero.pipeline.run.opening import open_run
 
+    config = without_trackers(config)
     with tempfile.TemporaryDirectory() as folder, open_run(config, base_dir, Path(folder), "auto", progress) as session:
         session.workers.rollouts.publish(session.workers.backend, session.state.policy_version)
         yield session

@@ -91,7 +91,7 @@ def _within_a_minute(session: Session, prompts: Sequence[Prompt], samples: int) 
     limit, whole = (s.config.rollout.max_response_tokens for s in (setup, session.setup))
     return setup, [
         f"cut off at {limit} of the {whole} tokens of the recipe, as longer answers take over a minute here; "
-        "--prompts 1 leaves more time for each"
+        "fewer prompts leave more time for each"
     ]
 
 

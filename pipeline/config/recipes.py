@@ -82,6 +82,11 @@ def with_model(model: str | Path) -> list[str]:
     return [f"model.path={json.dumps(str(model))}", "model.create=null"]
 
 
+def without_trackers(config: RunConfig) -> RunConfig:
+    """Return the recipe for what is no run of its own, and of which no tracker shall have one."""
+    return config.model_copy(update={"report": config.report.model_copy(update={"trackers": ()})})
+
+
 def recipe_names(user_folder: Path | None = None) -> list[str]:
     """Return the names that `find_recipe` knows, without suffix: demo, those of `user_folder`, then the shipped ones.
 

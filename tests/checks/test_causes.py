@@ -309,6 +309,60 @@ def test_answers_that_are_no_numbers_check_the_verdicts_too(forms, num_right, ca
     assert [f.cause for f in diagnose(run) if f.level == "problem"] == [cause] * (cause is not None)
 
 
+@pytest.mark.parametrize(
+    ("recipe", "cause"),
+    [
+        ({"rl": {"algorithm": {"name": "grpo", "num_epochs": 6, "clip_low": 1e4}}}, "ratios_explode"),
+        ({"rl": {"algorithm": {"name": "grpo", "num_epochs": 6, "clip_low": 0.2}}}, None),
+        ({"rl": {"optimizer": {"max_grad_norm": 1e-12}}}, "learning_rate_low"),
+        ({"rl": {"optimizer": {"max_grad_norm": 0.1}}}, None),
+        *(({"rollout": {name: far}}, "sampling_differs") for name, far in
+          (("top_p", 0.5), ("top_k", 2), ("min_p", 0.6), ("repetition_penalty", 1.8))),
+        *(({"rollout": {name: near}}, None) for name, near in
+          (("top_p", 0.95), ("top_k", 50), ("min_p", 0.05), ("repetition_penalty", 1.0))),
+    ],
+)  # fmt: skip
+def test_an_option_alone_shows_a_cause_where_nothing_was_learned(recipe, cause):
+    flat = with_steps(lambda m, number: m.update({"reward/sampled": 0.3 + 0.01 * (number % 3)}))
+    run = replace(flat, evaluations=(), recipe=recipe)
+    assert place_of(cause, diagnose(run)) == 0 if cause else recipe_causes(run) == set()
+
+
+def recipe_causes(run):
+    return {f.cause for f in diagnose(run)} & {"ratios_explode", "learning_rate_low", "sampling_differs"}
+
+
+def test_copies_are_no_samples_where_the_entropy_is_large():
+    run = with_rows(healthy(), lambda row: {"response": row.prompt})
+    for entropy, are_found in ((1.0, True), (1e-4, False)):
+        of_entropy = with_steps(lambda m, number, nats=entropy: m.update({"entropy": nats}), of=run)
+        assert any("same text" in f.sentence for f in diagnose(of_entropy)) == are_found
+
+
+@pytest.mark.parametrize(("reward", "score", "cause"), [(1.0, 0.0, "false_positives"), (0.0, 1.0, "false_negatives")])
+def test_a_function_that_only_logs_judges_the_one_that_trains(reward, score, cause):
+    def row(own):
+        scores = {"reward": reward, "score": score} if own.sample % 2 == 0 else {"reward": own.score}
+        return scores | {"response": f"{own.prompt_id}, {own.sample}", "extracted": None}  # no answer to compare
+
+    run = replace(with_rows(healthy(), row), evaluations=(), info={"log_only": "exact"})
+    assert place_of(cause, [f for f in diagnose(run) if "exact" in f.sentence]) == 0
+    assert not [f for f in diagnose(replace(run, info={})) if "logged with weight 0" in f.sentence]
+
+
+@pytest.mark.parametrize(("shift", "cause"), [(1, "wrong_references"), (0, None)])
+def test_choices_that_are_right_as_often_as_guesses_have_other_references(shift, cause):
+    rows = []
+    for number, group in enumerate(by_group(healthy().samples)):
+        right = "abcd"[(number + shift * (number // 4 % 4)) % 4]  # by the shift, one reference in four is the answer
+        for i, s in enumerate(group):
+            own = "abcd"[(number + (i > 2)) % 4]
+            rows.append(replace(s, row=replace(s.row, response=own, extracted=None, score=float(own == right))))
+    run = scored(replace(healthy(), samples=tuple(rows), evaluations=()), lambda score: score)
+    run = with_steps(lambda m, number: m.update({"reward/sampled": 0.25 + 0.01 * (number % 3)}), of=run)
+    assert [f.cause for f in diagnose(run) if "guesses" in f.sentence] == [cause] * (cause is not None)
+
+
 @pytest.mark.parametrize(("entropy", "cause"), [(3.0, "learning_rate_high"), (0.5, "infrastructure_zeros")])
 def test_a_reward_that_falls_in_one_step_and_stays_there_is_named_with_the_step(entropy, cause):
     before, after = ({"reward/sampled": r, "entropy": e} for r, e in ((0.48, 0.5), (0.02, entropy)))

@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from torch.utils.tensorboard import SummaryWriter
 
@@ -118,6 +120,21 @@ def write_state(folder, age_s, **values):
 def test_a_state_alone_shows_steps_that_teach_nothing(values, cause, tmp_path):
     write_state(tmp_path / "checkpoint-60", 0, **values)
     assert [f.cause for f in diagnosed([tmp_path]).findings if f.level == "problem"] == [cause]
+
+
+def test_a_small_evaluation_is_known_by_its_seconds_and_the_weights_by_the_script(tmp_path):
+    """Four prompts with two answers each, 0 or 1, and a function of weight 0 that accepts no right one."""
+    state = tmp_path / "out" / "checkpoint-60"
+    held_out = {"eval_reward": 0.375, "eval_reward_std": 0.5175, "eval_runtime": 0.5, "eval_samples_per_second": 8.0}
+    write_state(state, 0, reward=0.4, reward_std=0.49, **held_out)
+    (tmp_path / "train.py").write_text("GRPOConfig(num_generations_eval=2, reward_weights=[1.0, 0.0])\n")
+    (tmp_path / "out" / "completions").mkdir()
+    columns = {"prompt": [f"{n // 4}?" for n in range(40)], "completion": list("abcd" * 10), "step": [1] * 40}
+    columns |= {"lenient": [1.0, 1.0, 0.0, 0.0] * 10, "exact": [1.0, 0.0, 0.0, 0.0] * 10, "advantage": [0.0] * 40}
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "out" / "completions" / "completions_00001.parquet")
+    judged = diagnosed([tmp_path / "out", tmp_path / "train.py"])
+    assert {r.row.reward for r in judged.facts.samples + judged.facts.held_out} == {0.0, 1.0}
+    assert "4 prompts" in next(f.sentence for f in judged.findings if f.cause == "evaluation_too_small")
 
 
 @pytest.mark.parametrize(
