@@ -145,7 +145,7 @@ def _refuse_unknown(fields: Mapping[str, Any], has_data: bool) -> None:
         if "." in name or name in RunConfig.model_fields or isinstance(value, Mapping):
             continue
         if name in NEAR:
-            raise ConfigError(f"vz.train has no argument {name!r}; write {NEAR[name]} (docs/python.md)")
+            raise ConfigError(f"vz.train has no argument {name!r}; write {NEAR[name]} (docs/trl.md)")
         if name not in SAME:
             known = [*list(inspect.signature(train).parameters)[:-1], *SAME]
             fields_too = 'docs/python.md lists them; any field of a recipe is **{"rl.group_size": 4}'

@@ -76,7 +76,9 @@ def try_out(config: RunConfig, base_dir: Path, num: int, samples: int, progress:
             groups.append(group)
             title = f"\n== prompt {i + 1} of {len(prompts)}: {one_line(prompt.id)}\n"
             yield title + group_text(group, session.run.tokenizer)
-    yield "\n" + "\n".join([summary(groups, setup.config.rollout.max_response_tokens), *notes])
+    yield "\n" + "\n".join(
+        [summary(groups, setup.config.rollout.max_response_tokens, setup is not session.setup), *notes]
+    )
 
 
 def _within_a_minute(session: Session, prompts: Sequence[Prompt], samples: int) -> tuple[StageSetup, list[str]]:
@@ -150,8 +152,11 @@ def graded_as(member: ScoredRollout) -> str:
     return f"{reward} ({verdict.status}{score}{reason}); {read}; {end} after {rollout.num_sampled} tokens"
 
 
-def summary(groups: Sequence[Group], limit: int) -> str:
-    """Return counts of all answers, with what to look at where they show no signal to learn from."""
+def summary(groups: Sequence[Group], limit: int, is_shortened: bool = False) -> str:
+    """Return counts of all answers, with what to look at where they show no signal to learn from.
+
+    is_shortened: the limit is not the recipe's, so that answers which are cut tell nothing of it.
+    """
     members = [m for g in groups for m in g.members]
     graded = [m for m in members if not m.verdict.is_left_out]
     right = sum(m.verdict.is_correct for m in graded)
@@ -165,7 +170,7 @@ def summary(groups: Sequence[Group], limit: int) -> str:
     ]
     of = f"{counted(len(members), 'answer')} to {counted(len(groups), 'prompt')}"
     text = f"{of}: {', '.join(parts)}; {cut} cut off at {limit} tokens"
-    if cut > len(members) // 2:
+    if cut > len(members) // 2 and not is_shortened:
         text += (
             "\nmost were cut off: raise rollout.max_response_tokens, or see whether the prompt has an end that stops"
         )

@@ -83,7 +83,7 @@ def record_step(
     write_samples(workers, setup, state, recorder, item, batch)
     shown = {
         "reward": row.get("reward/sampled", 0.0),
-        "kept": float(len(batch.groups)),
+        "groups": float(len(batch.groups)),
         "kl": row.get("kl/k3", row.get("distill/kl", 0.0)),
     }
     recorder.progress.advance(state.step + 1, shown)

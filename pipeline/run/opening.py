@@ -169,7 +169,7 @@ def open_run(config: RunConfig, base_dir: Path, folder: Path, resume: Resume, pr
                 progress.say(line)
         session: Session | None = None
         try:
-            progress.under_way("loads the data")
+            progress.under_way("loads the data and the tokenizer")
             with first_of_node_first(config, ranks):
                 data = prepare_run(config, base_dir, rank_folder)
             session = open_session(config, folder, rank_folder, data, resume, progress, base_dir, ranks)

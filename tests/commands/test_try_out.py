@@ -74,6 +74,7 @@ def test_the_summary_counts_each_answer_once_and_names_what_to_change():
     assert "data.template.system" in summary([unread], 9)
     cut = Group(PROMPT, (member(Verdict("no_answer"), 0.0, "length"),))
     assert "raise rollout.max_response_tokens" in summary([cut], 9)
+    assert "raise" not in summary([cut], 9, is_shortened=True)
 
 
 def test_prompts_are_spread_over_all():
