@@ -180,13 +180,15 @@ def differing_answers(run: RunFacts) -> Finding | None:
 @also("false_positives")
 def paid_though_wrong(run: RunFacts) -> Finding | None:
     """Find responses with the highest reward that a reward function of weight 0, which only logs, calls wrong."""
-    return _disagree(run, lambda row: row.reward == max(_rewards(run)), lambda row: row.score < 1, "wrong", "accepts")
+    most = max(_rewards(run), default=0.0)
+    return _disagree(run, lambda row: row.reward == most, lambda row: row.score < 1, "wrong", "accepts")
 
 
 @also("false_negatives")
 def unpaid_though_right(run: RunFacts) -> Finding | None:
     """Find responses with the lowest reward that a reward function of weight 0, which only logs, calls right."""
-    return _disagree(run, lambda row: row.score >= 1, lambda row: row.reward == min(_rewards(run)), "right", "refuses")
+    least = min(_rewards(run), default=0.0)
+    return _disagree(run, lambda row: row.score >= 1, lambda row: row.reward == least, "right", "refuses")
 
 
 def _disagree(run: RunFacts, of: RowTest, fault: RowTest, word: str, does: str) -> Finding | None:
