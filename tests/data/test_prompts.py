@@ -215,7 +215,7 @@ def test_hub_source_works_offline_with_a_local_folder(tmp_path, saved, monkeypat
 
 def test_without_datasets_the_hub_error_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(DataError, match=r"pip install 'verizero\[hub\]'"):
+    with pytest.raises(DataError, match=r"pip install '\.\[hub\]'"):
         load(tmp_path, hub={"id": "openai/gsm8k"}, mapping="gsm8k")
 
 

@@ -164,7 +164,7 @@ def test_a_missing_file_and_a_missing_package_are_named_with_their_remedy(plain,
     with pytest.raises(ConfigError, match=r"nowhere\.gguf.*no such file"):
         model_folder(str(tmp_path / "nowhere.gguf"), tmp_path)
     monkeypatch.setattr(gguf_file, "NEEDS", ("gguf", "a_package_that_is_not_there"))
-    with pytest.raises(ConfigError, match=r"a_package_that_is_not_there: pip install 'verizero\[real\]'"):
+    with pytest.raises(ConfigError, match=r"a_package_that_is_not_there: pip install '\.\[real\]'"):
         model_folder(str(plain), tmp_path)
     assert not list((tmp_path / MADE).glob("tiny-*"))
 

@@ -137,7 +137,9 @@ def test_a_promotion_on_suites_compares_the_answers_of_both_models(tmp_path, mon
         first = promote.compare_with_champion(run_folder(tmp_path / "old", []), registry, on_suites=on_suites)
         folder = promote.promote(first, registry, "first")
         assert first_cell((folder / "README.md").read_text(), "gsm8k") == cell(first.domains["gsm8k"]["pass@1"])
-        found = promote.compare_with_champion(run_folder(tmp_path / "new", []), registry, on_suites=on_suites)
+        new = run_folder(tmp_path / "new", [])
+        (new / "model" / "other.txt").write_text("or it would be the champion itself")
+        found = promote.compare_with_champion(new, registry, on_suites=on_suites)
     assert (found.verdict, found.num_prompts) == ("better", COUNT)
     assert found.difference.value == 1.0
     assert (folder / "suites" / "answers.jsonl").is_file()  # next to the champion's model
