@@ -53,7 +53,7 @@ FAULTS: tuple[tuple[tuple[int, ...], str, str], ...] = (
     (
         (),
         rf"No module named '(?:{'|'.join(TRAINING)})'",
-        f"{{words}}: models need more than the core; {TRAIN_EXTRA} in Verizero's folder",
+        f"{{words}}: models need more than the core; in Verizero's folder: {TRAIN_EXTRA}",
     ),
     # Last: torch's writer tells only where it stopped, not why, and other kinds may be in the same message.
     (
