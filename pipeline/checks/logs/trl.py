@@ -234,7 +234,7 @@ def _read_completions(folder: Path, logged: Logged, written: float) -> None:
             step = _number(path.stem)  # the number in a table may be missing
             parts = {k: v for k, v in values.items() if k not in FIXED_COLUMNS and (v is None or _is_number(v))}
             texts = shown(values.get("prompt")), shown(values.get("completion"))
-            reward = whole_reward(parts, logged.settings.get("reward_weights"))
+            reward = whole_reward(parts, None)  # `reading_of` knows the weights, which are in another file
             logged.responses.append(LoggedResponse(str(path), row, step, *texts, reward, parts, step in evaluated))
 
 
