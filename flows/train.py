@@ -96,7 +96,7 @@ class CurrentFlow:
             function(wrap)
             state = Completed()
 
-        # By it Retry finds the stage's run of before; with one name for all stages it would take the first stage's.
+        # Retry finds the stage's earlier run by this name; with one name for all it would take the first stage's.
         run.__qualname__ = stage
         own = flow(name=stage, flow_run_name=f"{config.name} {stage}", persist_result=False, validate_parameters=False)
         try:

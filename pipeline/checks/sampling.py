@@ -59,7 +59,7 @@ def sampling_differs(run: RunFacts) -> Finding | None:
 
 @also("sampling_differs")
 def narrowed_by_options(run: RunFacts) -> Finding | None:
-    """Find sampling options under which tokens that the trainer counts are hardly ever drawn, and others too often."""
+    """Find sampling options that keep the engine from most tokens which the trainer's probabilities count."""
     own = run.setting("rollout", default={})
     if run.setting(run.section, "algorithm", "keep_sampling"):
         return None  # the trainer cuts off the same tokens
@@ -69,8 +69,8 @@ def narrowed_by_options(run: RunFacts) -> Finding | None:
     written = ", ".join(f"{name}={own[name]:g}" for name in narrow)
     return Finding(
         0.9,
-        f"Responses are sampled with {written}, which the trainer's probabilities do not have: tokens that are never "
-        "drawn are pushed about, and the members of a group are alike.",
+        f"Responses are sampled with {written}, which the trainer does not know of: its probabilities count tokens "
+        "that are never drawn, and the members of a group are alike.",
         run.evidence("entropy") + run.evidence("reward/sampled"),
         " ".join(f"--set rollout.{name}={NARROWING[name][1]}" for name in narrow),
         frozenset({"too_easy", "too_hard", "prompts_repeat", "advantages_vanish", "length_cap"}),

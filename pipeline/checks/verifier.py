@@ -192,7 +192,7 @@ def unpaid_though_right(run: RunFacts) -> Finding | None:
 
 
 def _disagree(run: RunFacts, of: RowTest, fault: RowTest, word: str, does: str) -> Finding | None:
-    """Return a finding if a part of some responses has a fault; none where no function only logs."""
+    """Return a finding if a reward function of weight 0 judges a share of the responses `of` otherwise: `fault`."""
     judge = run.info.get("log_only")
     own = [s for s in run.samples if judge and s.row.reward is not None and of(s.row)]
     wrong = [s for s in own if fault(s.row)]

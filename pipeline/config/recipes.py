@@ -83,7 +83,7 @@ def with_model(model: str | Path) -> list[str]:
 
 
 def without_trackers(config: RunConfig) -> RunConfig:
-    """Return the recipe for what is no run of its own, and of which no tracker shall have one."""
+    """Return the recipe without trackers: a try or an evaluation is no run that a tracker should show."""
     return config.model_copy(update={"report": config.report.model_copy(update={"trackers": ()})})
 
 

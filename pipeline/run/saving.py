@@ -94,7 +94,7 @@ def save(session: Session) -> None:
 
 
 def is_first_step(state: RunState) -> bool:
-    """True after the first step of a run, which is kept: a place and not a time, as equal runs write equal files."""
+    """True after the first step of a run, which gets a checkpoint. By time, equal runs would differ in files."""
     return state.num_done == 0 and state.step == 1
 
 
